@@ -28,37 +28,49 @@ class Between:
         # by id: the parameter, and what all its bits were
         self._whole: dict[int, tuple[Parameter, BitsNow]] = {}
         self._looks: list[_Look] = []
+        # the same of those of which a sample is looked at, to be read once more at the end
+        self._once: dict[int, tuple[Parameter, BitsNow]] = {}
         self._age = 0  # steps that have ended since this was known
 
-    def leave(self, parameters: Iterable[Parameter], sampled: bool = False) -> None:
+    def leave(
+        self, parameters: Iterable[Parameter], sampled: bool = False, once: bool = False
+    ) -> None:
         """Accept these parameters, as when an update has ended.
 
-        ``sampled``: look at a sample of each, because nothing has trained them."""
+        Args:
+            sampled: look at a sample of each, because nothing has trained them.
+            once: and at all of it at the capture's end, because nothing will.
+        """
         given = {id(each.tensor): each for each in parameters}
         for key in given:
             self._whole.pop(key, None)
+            self._once.pop(key, None)
             for each in self._looks:
                 each.parameters.pop(key, None)
         look = _Look(given, sampled)
         self._looks = [each for each in (*self._looks, look) if each.parameters]
         for key in given.keys() - look.parameters.keys():
             self._whole[key] = given[key], bits_now(given[key].tensor)
+        for key in look.partly if once else ():
+            self._once[key] = given[key], bits_now(given[key].tensor)
 
     @property
     def known(self) -> set[int]:
         """Ids of the parameters that are accepted."""
         return {*self._whole, *(key for look in self._looks for key in look.parameters)}
 
-    def changed(self) -> set[int]:
-        """Ids of parameters whose bits changed since they were accepted. Accepts the new bits."""
+    def changed(self, last: bool = False) -> set[int]:
+        """Ids of parameters whose bits changed since they were accepted. Accepts the new bits.
+        ``last``: at the capture's end."""
         found: set[int] = set()
         for number, before in enumerate(self._looks):
             self._looks[number] = _Look(before.parameters, sampled=True)
             found |= self._looks[number].differing(before)
         sums = []
-        for key, (each, then) in self._whole.items():
+        once = {key: each for key, each in self._once.items() if last or key in found}
+        for key, (each, then) in (self._whole | once).items():
             now = bits_now(each.tensor)
-            self._whole[key] = each, now
+            (self._once if key in once else self._whole)[key] = each, now
             if isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor):
                 sums.append((key, then != now.to(then.device)))
             elif isinstance(then, str) and isinstance(now, str) and then != now:
@@ -75,6 +87,7 @@ class Between:
         if self._age > 1:
             self._whole.clear()
             self._looks.clear()
+            self._once.clear()
 
 
 class _Look:
@@ -105,6 +118,11 @@ class _Look:
         self._sizes = {
             kind: {key: row.nbytes for key, row in each.items()} for kind, each in rows.items()
         }
+
+    @property
+    def partly(self) -> Iterable[int]:
+        """Ids of those of which it is a sample."""
+        return self._writes.keys()
 
     def differing(self, before: _Look) -> set[int]:
         """Ids of the parameters that held something else before."""

@@ -157,9 +157,9 @@ class Updates:
         ``SeriesRecorder.end_step``.
         """
         if self._started == self._count and (self._trained or last):
-            self._note_changed(AT_THE_END)
+            self._note_changed(AT_THE_END, last)
         elif (self._count or last) and self._started != self._count:
-            self._note_changed()
+            self._note_changed(last=last)
         for each, path, value in self.left.changed() if last else ():
             self._give(each, Role.STATE_BEFORE, path, value)
         if not self._any_update and self.series.backwards > self._backwards:
@@ -224,13 +224,13 @@ class Updates:
         trains = torch.is_grad_enabled()
         for whole in (True, False):
             some = [each for each in new if whole is (trains and id(each.tensor) not in self._held)]
-            self._between.leave(some, sampled=not whole)
+            self._between.leave(some, sampled=not whole, once=not trains)
 
-    def _note_changed(self, when: str = "") -> None:
+    def _note_changed(self, when: str = "", last: bool = False) -> None:
         """Record what anything but an update changed since the last one, here or in golden.
         ``when``: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
         in this step."""
-        changed, known = self._between.changed(), self._between.known
+        changed, known = self._between.changed(last), self._between.known
         self.series.rewritten(changed)
         for key, each in self.parameters.items():
             if key in changed or (
