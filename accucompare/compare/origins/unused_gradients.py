@@ -55,7 +55,8 @@ def unused_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> dict
 
 
 def _is_alone(row: Row) -> bool:
-    return row.reason in UNMATCHED and row.record is not None and row.record.role in GRADIENT_ROLES
+    role = None if row.record is None else row.record.role
+    return row.reason in UNMATCHED and role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
 
 
 class _Side:
