@@ -16,7 +16,6 @@ import numpy as np
 from accucompare.bundle.format import (
     UPDATE_ROLES,
     GlobalRecord,
-    Left,
     Manifest,
     Record,
     Role,
@@ -80,7 +79,7 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
         capture={
             **first.capture,
             "kept": _kept(manifests.values()),
-            "left": _left([each.options.left for each in manifests.values()]),
+            "left": {},  # each rank's is its own
         },
         inputs=golden.inputs if steps and golden is not None else {},
         series=[
@@ -101,20 +100,6 @@ def _kept(manifests: Iterable[Manifest]) -> list[str] | None:
     """The plain attributes in which any rank keeps a tensor, such as a pipeline stage its input."""
     kept = [each.options.kept for each in manifests]
     return None if None in kept else sorted({name for own in kept for name in own or ()})
-
-
-def _left(sides: Sequence[Left | None]) -> dict[str, Any] | None:
-    """What the ranks left in attributes; of one module, what its first rank left."""
-    left = [each for each in sides if each is not None]
-    tables = {
-        kind: dict(item for each in reversed(left) for item in getattr(each, kind).items())
-        for kind in ("numbers", "unchanged", "held")
-    }
-    names = {
-        kind: sorted({name for each in left for name in getattr(each, kind)})
-        for kind in ("dropped", "beyond")
-    }
-    return {**tables, **names} if len(left) == len(sides) else None
 
 
 def _not_fed(ranks: RankRecords) -> list[Unfed]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,8 @@ def other_configuration(
 ) -> Iterable[tuple[str, str, Any, Any]]:
     """Attributes that differ in two captures: module, attribute, golden's and the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
-    sizes = _other_sizes(golden, other)
+    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
+    sizes = set() if golden.mesh == other.mesh else sizes - {1}
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
         yield from (
@@ -136,22 +137,19 @@ def left_otherwise(
     pair = _both_left(golden, other)
     if pair is None:
         return
-    ours, theirs = pair
-    sizes = _other_sizes(golden, other)
+    ours, theirs = (left.numbers for left in pair)
     classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
     trained = golden.options.backward and other.options.backward
-    for name in dict.fromkeys([*classes[0], *ours.numbers]):
+    for name in dict.fromkeys([*classes[0], *ours]):
         partner = rename(name, renamings) or name
-        if classes[0].get(name) != classes[1].get(partner):
-            continue
-        for key in dict.fromkeys([*ours.numbers.get(name, ()), *theirs.numbers.get(partner, ())]):
+        of_loop = name not in classes[0]  # an optimizer and its like
+        alike = partner in theirs if of_loop else classes[0][name] == classes[1].get(partner)
+        for key in dict.fromkeys([*ours.get(name, ()), *theirs.get(partner, ())]) if alike else ():
             one, two = _begun_and_left(golden, name, key), _begun_and_left(other, partner, key)
-            if key.startswith("("):  # a count that every module has
+            if of_loop or key.startswith("("):  # a count that every module has
                 one, two = _filled(one, two), _filled(two, one)
-            elsewhere = name not in classes[0] and two[1] is None  # in another optimizer
-            unasked = key == "(gradients)" and not trained
-            known = one[1] is not None and not elsewhere and not unasked
-            if known and not _agree(one, two, limit, sizes):
+            known = one[1] is not None and not (of_loop and two[1] is None)
+            if known and (trained or key != "(gradients)") and not _agree(one, two, limit):
                 yield name, key, one[1], two[1]
 
 
@@ -169,8 +167,11 @@ def held_otherwise(
 
 
 def _both_left(golden: Manifest, other: Manifest) -> tuple[Left, Left] | None:
-    """What each side left in attributes after the same step; ``None`` if that is not known."""
+    """What each side left in attributes after the same step; ``None`` if that is not known, or is a
+    rank's share."""
     ours, theirs = golden.options, other.options
+    if any(each.ranks > 1 or each.mesh for each in (golden, other)):
+        return None
     if ours.left is None or theirs.left is None or ours.closing is None:
         return None
     return (ours.left, theirs.left) if ours.closing == theirs.closing else None
@@ -194,28 +195,18 @@ def _begun_and_left(manifest: Manifest, name: str, key: str) -> _BegunAndLeft:
     return value, value
 
 
-def _agree(
-    golden: _BegunAndLeft, other: _BegunAndLeft, limit: float, sizes: Collection[int]
-) -> bool:
+def _agree(golden: _BegunAndLeft, other: _BegunAndLeft, limit: float) -> bool:
     kinds = {type(golden[1]), type(other[1])}
     if float in kinds and kinds <= {float, int}:
-        # those of ranks are of their own batches
-        alike = bool(sizes) or math.isclose(golden[1], other[1], rel_tol=limit)
+        alike = math.isclose(golden[1], other[1], rel_tol=limit)
     else:
         alike = repr(golden[1]) == repr(other[1])
-        alike = alike or (bool(sizes) and _is_share(golden[1], other[1], sizes))
     if alike or repr(golden[0]) == repr(other[0]) or other[1] is None:
         return alike
     if kinds != {int}:
         return True  # it began otherwise
     ours, theirs = (after - (before or 0) for before, after in (golden, other))
     return bool(ours == theirs)
-
-
-def _other_sizes(golden: Manifest, other: Manifest) -> set[int]:
-    """The sizes of the meshes of two captures, if they are not the same."""
-    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
-    return set() if golden.mesh == other.mesh else sizes - {1}
 
 
 #: Attributes that say of what type a module's input is.

@@ -60,7 +60,6 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
             or _not_looked(pair, golden, candidate)
-            or before.get(place)
             or _held_before(pair, golden, candidate)
             or _kept_nothing(pair, golden, candidate)
             or _written_into_copy(pair, cast)
@@ -72,6 +71,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or _passes_by(pair, unfed)
             or _not_trained(pair.record, untrained, any(each.backward for each in options))
             or _not_run(pair, steps)
+            or before.get(place)
         )
         if why is not None:
             found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(why,)))
@@ -138,7 +138,8 @@ def _before_no_update(
     older = [each.manifest.options.left is None for each in (golden, candidate)]
     if not any(older):
         return {}
-    updates = {pair.record.key[:4] for pair in pairs if pair.record.role is Role.STATE_AFTER}
+    made = (Role.STATE_AFTER, Role.PARAM_UPDATE)
+    updates = {pair.record.key[:4] for pair in pairs if pair.record.role in made}
     updates |= {(*key[:2], "", key[3]) for key in updates}
     return {
         place: NotOnSide(OneSideWhy.VERSION, golden=pair.golden is None)

@@ -32,7 +32,7 @@ from accucompare.live.modules.hooks import (
     listens,
     only_holds_modules,
 )
-from accucompare.live.modules.left_numbers import NumbersKept
+from accucompare.live.modules.left_numbers import NumbersKept, numbers_inside
 from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
 from accucompare.live.modules.recomputation import (
@@ -75,6 +75,7 @@ __all__ = [
     "is_torchs",
     "listens",
     "name_modules",
+    "numbers_inside",
     "observed_functions",
     "only_holds_modules",
     "plain_numbers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -23,32 +23,30 @@ _OF_NO_STATE = re.compile(r"device|dtype|name_or_path|(.*[_.])?(elapsed|duration
 _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.monotonic, time.perf_counter)
 #: Larger integers are addresses, or times in nanoseconds.
 _LARGEST = 1 << 32
-#: Numbers in one attribute that are listed where they have not changed.
-_MOST = 64
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class NumbersKept:
     """The numbers and texts that modules keep when this is made."""
 
-    def __init__(self, modules: Modules, others: Callable[[], dict[str, Any]]) -> None:
-        """``others``: gives tables of what the loop has at the end, by name."""
+    def __init__(self, modules: Modules, known: Mapping[str, Mapping[str, Any]]) -> None:
+        """``known``: the configuration in the manifest."""
         self._modules = modules
-        self._others = others
+        self._known = known
         self._began = [clock() for clock in _CLOCKS]
-        self._before, self._told = _numbers(modules, {})
+        self._before = _numbers(modules)
 
     def left(self) -> dict[str, dict[str, dict[str, Any]]]:
         """For the manifest: what is not as it was, or was not there, by module, with what it was;
-        and what is, apart from the configuration. Times of a clock are left out."""
+        and what is, but is not in the configuration. Times of a clock are left out."""
         changed: dict[str, dict[str, Any]] = {}
         unchanged: dict[str, dict[str, Any]] = {}
         now = [clock() for clock in _CLOCKS]
-        for place, value in _numbers(self._modules, self._others())[0].items():
-            name, path = place
-            before = self._before.get(place)
+        for (name, path), value in _numbers(self._modules).items():
+            before = self._before.get((name, path))
             if before is not None and _same(before, value):
-                if place in self._told and type(value) is not str:
+                known = self._known.get(name, {}).get(path)
+                if type(value) is not str and known != value and path[0] != "(":
                     unchanged.setdefault(name, {})[path] = _plain(value)
                 continue
             times = zip(self._began, now, strict=True)
@@ -70,29 +68,29 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other and type(one) is type(other)) or repr(one) == repr(other)
 
 
-def _numbers(modules: Modules, others: dict[str, Any]) -> tuple[_Numbers, set[tuple[str, str]]]:
-    """The numbers, and the places of those that the configuration lacks, in a few per attribute."""
-    walk, found, told = AttributeWalk({}), _Numbers(), set()
-    for name, table in others.items():
-        found.update(((name, each.path), each.value) for each in walk.inside(table))
-    for name, module in modules.named.items():
-        for attribute, value in vars(module).items():
-            if attribute not in OF_EVERY_MODULE:
-                found[name, attribute] = value
-                if attribute.startswith("_"):
-                    told.add((name, attribute))
-        for attribute in () if is_of_torch(module) else containers_of(module):
-            inside = {(name, each.path): each.value for each in walk.of(module, attribute)}
-            found |= inside
-            told |= inside.keys() if len(inside) <= _MOST else set()
-        found |= {(name, f"({what})"): count for what, count in _counts(module)}
+def numbers_inside(table: Any) -> dict[str, Any]:
+    """The numbers in a nested table, by path."""
     return {
-        (name, path): value
-        for (name, path), value in found.items()
-        if type(value) in _KINDS
-        and not _OF_NO_STATE.fullmatch(path)
-        and not (type(value) is int and abs(value) >= _LARGEST)
-    }, told
+        each.path: _plain(each.value)
+        for each in AttributeWalk({}).inside(table)
+        if type(each.value) in _KINDS
+    }
+
+
+def _numbers(modules: Modules) -> _Numbers:
+    walk, found = AttributeWalk({}), _Numbers()
+    for name, module in modules.named.items():
+        own = {key: each for key, each in vars(module).items() if key not in OF_EVERY_MODULE}
+        for attribute in () if is_of_torch(module) else containers_of(module):
+            own.update((each.path, each.value) for each in walk.of(module, attribute))
+        own.update((f"({what})", count) for what, count in _counts(module))
+        found.update(((name, path), value) for path, value in own.items() if _is_state(path, value))
+    return found
+
+
+def _is_state(path: str, value: Any) -> bool:
+    large = type(value) is int and abs(value) >= _LARGEST
+    return type(value) in _KINDS and not large and not _OF_NO_STATE.fullmatch(path)
 
 
 def _counts(module: nn.Module) -> Iterator[tuple[str, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from accucompare.live.autograd import Parameter
+from accucompare.live.modules import numbers_inside
 from accucompare.live.values import leaves
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.stepped_copies import numbers_of_groups
@@ -52,27 +53,31 @@ class LeftOptimizers:
                     if name not in writes or writes[name] != now.get(name):
                         yield each, f"{each.own}.{path}", value
 
-    def tables(self) -> dict[str, dict[str, Any]]:
-        """The numbers of the groups, and how many parameters have a state, by optimizer; what the
-        scaler saves."""
-        found: dict[str, dict[str, Any]] = {}
-        for known, _ in self._numbers.values():
-            if (optimizer := known()) is not None:
-                kind = type(optimizer).__name__
-                count = sum(name.partition(" ")[0] == kind for name in found)
-                table = {
-                    path.partition(".")[2]: _number(value)
+    def tables(self) -> dict[str, dict[str, list[Any]]]:
+        """By optimizer and scaler: numbers before and after. Of an optimizer, those of its groups
+        that have changed since its last update, and how many parameters have lost their state."""
+        found: dict[str, dict[str, list[Any]]] = {}
+        for key, (known, given) in self._numbers.items():
+            if (optimizer := known()) is None:
+                continue
+            kind = type(optimizer).__name__
+            count = sum(name.partition(" ")[0] == kind for name in found)
+            lost = sum(
+                bool(writes) and not optimizer.state.get(each.tensor)
+                for each, writes in self._states.get(key, ())
+            )
+            found[f"{kind} {count + 1}" if count else kind] = {
+                **{
+                    path.partition(".")[2]: [given.get(path), _number(value)]
                     for path, value in numbers_of_groups(optimizer)
-                }
-                name = f"{kind} {count + 1}" if count else kind
-                states = sum(
-                    any(value is not None for value in each.values())
-                    for each in optimizer.state.values()
-                )
-                found[name] = {**table, "states": states}
+                    if given.get(path) != _number(value)
+                },
+                **({"states lost": [0, lost]} if lost else {}),
+            }
         scaler = self._clipping.scaler()
         if hasattr(scaler, "state_dict"):
-            found[type(scaler).__name__] = scaler.state_dict()
+            saved = numbers_inside(scaler.state_dict())
+            found[type(scaler).__name__] = {path: [None, value] for path, value in saved.items()}
         return found
 
 

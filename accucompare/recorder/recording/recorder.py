@@ -223,7 +223,7 @@ class Recorder(Listener[RecordedCall]):
         return {"kept": sorted(kept), "left": left}
 
     def loop_left(self) -> dict[str, Any]:
-        """What the optimizers that have stepped, and a scaler, hold now beside tensors, by name."""
+        """Numbers of the optimizers that have stepped, and of a scaler, by name."""
         return {f"({name})": table for name, table in self._updates.left.tables().items()}
 
     @property

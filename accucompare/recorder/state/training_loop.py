@@ -14,7 +14,7 @@ from accucompare.asked import Loop
 from accucompare.bundle.format import Component
 from accucompare.case import Case
 from accucompare.errors import CaseError, UsageError
-from accucompare.live.modules import Modules
+from accucompare.live.modules import Modules, numbers_inside
 from accucompare.live.operators import calls_models
 from accucompare.text import with_article
 
@@ -90,9 +90,15 @@ class Training:
         ]
 
     def left(self) -> dict[str, Any]:
-        """What schedulers hold now, by their places."""
-        schedulers = (part for part in self.parts if part.component is Component.SCHEDULER)
-        return {f"({part.place})": part.options() for part in schedulers}
+        """The numbers that schedulers hold now, by their places: before, which is not known, and
+        after."""
+        return {
+            f"({part.place})": {
+                path: [None, value] for path, value in numbers_inside(part.options()).items()
+            }
+            for part in self.parts
+            if part.component is Component.SCHEDULER
+        }
 
     def update(self, loss: torch.Tensor) -> None:
         """Step what there is, as a training loop does after the backward."""
