@@ -139,7 +139,6 @@ def left_otherwise(
         return
     ours, theirs = (left.numbers for left in pair)
     classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
-    trained = golden.options.backward and other.options.backward
     for name in dict.fromkeys([*classes[0], *ours]):
         partner = rename(name, renamings) or name
         of_loop = name not in classes[0]  # an optimizer and its like
@@ -149,7 +148,7 @@ def left_otherwise(
             if of_loop or key.startswith("("):  # a count that every module has
                 one, two = _filled(one, two), _filled(two, one)
             known = one[1] is not None and not (of_loop and two[1] is None)
-            if known and (trained or key != "(gradients)") and not _agree(one, two, limit):
+            if known and not _agree(one, two, limit):
                 yield name, key, one[1], two[1]
 
 

@@ -99,5 +99,4 @@ def _counts(module: nn.Module) -> Iterator[tuple[str, int]]:
     yield "children", len(module._modules)
     yield "parameters", len(parameters)
     yield "parameters that require gradients", sum(each.requires_grad for each in parameters)
-    yield "gradients", sum(each.grad is not None for each in parameters if each.is_leaf)
     yield "hooks", sum(len(vars(module).get(table) or ()) for table in _HOOKS)
