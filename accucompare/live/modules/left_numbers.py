@@ -98,5 +98,4 @@ def _counts(module: nn.Module) -> Iterator[tuple[str, int]]:
     parameters = [each for each in module._parameters.values() if each is not None]
     yield "children", len(module._modules)
     yield "parameters", len(parameters)
-    yield "parameters that require gradients", sum(each.requires_grad for each in parameters)
     yield "hooks", sum(len(vars(module).get(table) or ()) for table in _HOOKS)

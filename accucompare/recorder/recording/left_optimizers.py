@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from accucompare.live.autograd import Parameter
-from accucompare.live.modules import numbers_inside
 from accucompare.live.values import leaves
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.stepped_copies import numbers_of_groups
@@ -75,9 +74,8 @@ class LeftOptimizers:
                 **({"states lost": [0, lost]} if lost else {}),
             }
         scaler = self._clipping.scaler()
-        if hasattr(scaler, "state_dict"):
-            saved = numbers_inside(scaler.state_dict())
-            found[type(scaler).__name__] = {path: [None, value] for path, value in saved.items()}
+        if hasattr(scaler, "get_scale"):
+            found[type(scaler).__name__] = {"scale": [None, scaler.get_scale()]}
         return found
 
 
