@@ -18,11 +18,11 @@ from accucompare.selection import (
     MOST_SKETCH_SIZE,
     SKETCH_SIZE,
     CostKind,
-    FloatType,
     Level,
     Mode,
     OnFinding,
     Precision,
+    RoundedFeed,
     Steps,
 )
 from accucompare.text import with_article
@@ -206,8 +206,8 @@ class FedWith:
     round_feed: str | None = told(
         None,
         "With --feed: first round golden's values to this type, to see how far that alone drives"
-        " each layer's result.",
-        one_of=FloatType,
+        " each layer's result. float29 is float32 without its last three bits.",
+        one_of=RoundedFeed,
     )
     round_results: bool = told(
         False,

@@ -57,22 +57,21 @@ class Case:
 
 
 def load_case(target: str | None) -> tuple[Case, str]:
-    """Find and build a case.
+    """Find and build a case. Returns the case and its target, with the default filled in. Raises
+    CaseError if there is no such case, or it cannot be built.
 
     Args:
         target: ``file.py[:callable]`` or ``package.module[:callable]``; the callable's default is
             ``case``. ``None`` stands for ``[tool.accucompare] case = "…"`` of the nearest
             pyproject.toml, and without one for ``./case.py``.
-
-    Returns:
-        The case and its target, with the default filled in.
-
-    Raises:
-        CaseError: if there is no such case, or it cannot be built.
     """
-    target = target or _default_target()
+    target = _default_target() if target is None else target
     source, _, name = target.partition(":")
     name = name or "case"
+    if not source:
+        raise CaseError(
+            f"{target or repr(target)}: names no file or module; type one, as in model.py:{name}"
+        )
     # Python would import it as a package without code
     if os.path.isdir(source) and not os.path.exists(f"{source}/__init__.py"):
         raise CaseError(
@@ -118,7 +117,7 @@ def whole_target(target: str | None) -> str:
     Raises:
         CaseError: without a target, if pyproject.toml has one that cannot be read.
     """
-    source, _, name = (target or _default_target()).partition(":")
+    source, _, name = (_default_target() if target is None else target).partition(":")
     return f"{os.path.normpath(source)}:{name or 'case'}"
 
 

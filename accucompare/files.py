@@ -59,14 +59,12 @@ def written_whole(
     """Write a temporary file beside its place, and rename it when it is complete.
 
     A symbolic link is followed. A device, a pipe and ``-`` (standard output) are written through.
+    Raises ReportError if the path is a directory, or the file cannot be written.
 
     Args:
         path: where to; missing directories are created.
         write: writes to the path that it is given.
         errors: what ``write`` may raise besides OSError.
-
-    Raises:
-        ReportError: if the path is a directory, or the file cannot be written.
     """
     if os.path.isdir(path):
         raise ReportError(f"{path}: is a directory; name a file in it")

@@ -73,6 +73,17 @@ class FloatType(Word):
     FLOAT16 = "float16"
 
 
+class RoundedFeed(Word):
+    """``round_feed``; ``float29`` is float32 without its last three bits, about as much as two
+    devices' float32 differs."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT29 = "float29"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 class RoundedType(Word):
     """``round_weights``."""
 

@@ -62,14 +62,12 @@ def cure_of(error: BaseException) -> str:
 
 
 def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) -> OSError:
-    """The OSError for what a library raised, with words for people in ``strerror``.
+    """The OSError for what a library raised, with words for people in ``strerror``. Returns
+    ``NoBucketError``, ``NoAnswerError``, FileNotFoundError, PermissionError or OSError.
 
     Args:
         place: the URL, without credentials.
         hide: removes the URL's secrets from a text.
-
-    Returns:
-        ``NoBucketError``, ``NoAnswerError``, FileNotFoundError, PermissionError or OSError.
     """
     if isinstance(error, NoAnswerError):
         return error

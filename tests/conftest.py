@@ -1,4 +1,6 @@
-"""What several tests share: running the command line as users do, in a process of its own."""
+"""What several tests share: running the command line as users do, in a process of its own.
+
+torch is imported as late as possible: the process that waits for those that test needs none."""
 
 from __future__ import annotations
 
@@ -14,10 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
-from accucompare.live.around import environment
 from tests.forkserver import CLI, with_torch
 
 # A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom
@@ -31,7 +31,7 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Property tests: so many examples in `make test`; `make test-all` passes --hypothesis-profile=all.
-settings.register_profile("quick", max_examples=40, deadline=None)
+settings.register_profile("quick", max_examples=20, deadline=None)
 settings.register_profile("all", max_examples=500, deadline=None)
 settings.load_profile("quick")
 
@@ -132,6 +132,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="session", autouse=True)
 def git_is_asked_once() -> Iterator[None]:
     """About the folder of the tests: each capture asks, and git works longer than the capture."""
+    from accucompare.live.around import environment
+
     ask, start = environment._git, Path.cwd()
     known = functools.cache(ask)
     with pytest.MonkeyPatch.context() as patch:
@@ -142,6 +144,8 @@ def git_is_asked_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def seeds_are_not_kept_for_a_gpu() -> Iterator[None]:
     """Until a device starts, torch keeps each seed for it, with the stack that asked for it."""
+    import torch
+
     with pytest.MonkeyPatch.context() as patch:
         for device, seeds in (
             (torch.cuda, torch.cuda.random),
@@ -158,6 +162,8 @@ def has_lstm_in_bfloat16() -> bool:
     """Whether this processor runs an LSTM under autocast: oneDNN has none in bfloat16 for those
     without AVX-512.
     """
+    import torch
+
     try:
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             torch.nn.LSTM(4, 4)(torch.zeros(2, 1, 4))
@@ -168,6 +174,8 @@ def has_lstm_in_bfloat16() -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where there is none."""
+    import torch
+
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
@@ -196,4 +204,5 @@ def _freeze() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+    gc.enable()
     _frozen = len(sys.modules)

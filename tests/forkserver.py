@@ -267,6 +267,7 @@ def _import(modules: Iterable[str]) -> None:
 def _settle() -> None:
     """Make forks cheap, of what is in memory by now."""
     gc.freeze()  # else each child goes through all that was imported, and so copies it
+    gc.enable()
     # A fork, and its end, cost time by pages: have few large ones, where Linux can.
     with suppress(AttributeError, OSError):
         madvise = ctypes.CDLL(None).madvise

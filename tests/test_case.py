@@ -162,6 +162,7 @@ def test_a_case_py_in_a_parent_directory_is_not_taken(
 
 
 ERRORS = {
+    "nothing": ("", "", "^'': names no file or module; type one, as in model.py:case$"),
     "no file": ("", "gone.py", r"^gone\.py: there is no file gone\.py$"),
     "a directory": ("", "./", r"^\./: is a directory; name the file in it, as in \./model\.py$"),
     "no module": ("", "gone", r"^gone: no module 'gone'; give a file as path/to/file\.py$"),
@@ -204,7 +205,7 @@ ERRORS = {
         r"cannot be imported: SystemExit: 0 \(.*net\.py:2\)$",
     ),
     "case exits": ("def case():\n    raise SystemExit", "net.py", r"case\(\) raised SystemExit: "),
-    "empty": ("", ":case", r"^:case: "),
+    "no source": ("", ":case", r"^:case: names no file or module; type one, as in model.py:case$"),
 }
 
 

@@ -104,6 +104,11 @@ def capture(
     flags are left alone unless --seed or --deterministic is given."""
     asked = {**option.taken(AskedOfCapture, options), "queue_bytes": options.pop("queue")}
     of_script = {name: options.pop(name) for name in ("model", "arm")}
+    if asked["force"] and asked["feed"] is None:
+        raise UsageError(
+            "--force: feeds even from a golden with other weights, and none is named; name it with"
+            " --feed"
+        )
     if (command := command_after_dashes()) is not None:
         return capture_script(command, out, quiet, {**asked, **of_script})
     from accucompare.bundle.writing import refuse_directory

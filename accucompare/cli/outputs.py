@@ -32,15 +32,13 @@ _NONE = Path("none")
 
 
 def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path, ...]:
-    """The reports to write, each checked to be writable before any work is done.
+    """The reports to write, each checked to be writable before any work is done. Raises UsageError
+    if one is neither .xlsx nor .html, or ``none`` is given beside others; ReportError if a
+    directory is not writable.
 
     Args:
         given: as on the command line.
         usual: the report if none was given; ``None`` for none.
-
-    Raises:
-        UsageError: if one is neither .xlsx nor .html, or ``none`` is given beside others.
-        ReportError: if a directory is not writable.
     """
     if _NONE in given and len(given) > 1:
         raise UsageError("--report none: writes no report, so that no other can be given")

@@ -140,8 +140,9 @@ OF_BASELINE = 2.0
 STANDARD_ERRORS = 4.0
 #: Roundings of an update's largest element: moments, quotient and clipping, once or twice each.
 ROUNDINGS_OF_UPDATE = 8.0
-#: Relative error of a mean of squares (Adam's, RMSprop's) whose kernel computes 1 - beta2 in
-#: float32: half a spacing below 1, as a share of 1 - 0.999. CUDA's fused Adam does: 1.29e-5.
+#: Relative error of a mean of squares (Adam's, RMSprop's), and so of an update, whose kernel
+#: computes 1 - beta2 in float32: half a spacing below 1, as a share of 1 - 0.999. CUDA's fused Adam
+#: does: 1.29e-5.
 ROUNDED_DECAY = 3e-5
 #: How many times as large as a normalisation's input gradient its terms must be for their rounding
 #: to count: they cancel (the mean of squares of a BatchNorm's output does not depend on its input).

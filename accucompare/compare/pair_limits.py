@@ -9,7 +9,7 @@ from functools import lru_cache
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, ROUNDED_DECAY, SUMMED
+from accucompare.compare.constants import CANCELS, FREE_GRADIENTS, RECURRENT, ROUNDED_DECAY, SUMMED
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
@@ -62,7 +62,6 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
     )
 
 
-_STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
 #: What optimizers call a mean of squared gradients.
 _MEANS_OF_SQUARES = ("exp_avg_sq", "square_avg")
 _OF_BACKWARDS = frozenset((*TRAINING_ROLES, *NODE_ROLES))
@@ -132,16 +131,17 @@ class PairLimits:
         # room in fixed limits only: a baseline's own error includes it
         if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
-        if in_force.on_device and coarsest == "float32":
+        if in_force.on_device and candidate.dtype == "float32":
             tolerance = tolerance.of_kernels(self._of_kernels(golden, in_force.fed))
         if in_force.recurrent:
             tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, in_force))
-        if golden.role in _STATES and golden.path.endswith(_MEANS_OF_SQUARES):
+        of_device = in_force.on_device and golden.role is Role.PARAM_UPDATE
+        if of_device or _is_mean_of_squares(golden):
             tolerance = tolerance.of_another_order(ROUNDED_DECAY)
-        return self._with_terms(golden, tolerance, in_force.fed, coarsest)
+        return self._with_terms(golden, candidate.dtype, tolerance, in_force.fed, coarsest)
 
     def _with_terms(
-        self, golden: Record, tolerance: Tolerance, fed: bool, coarsest: str
+        self, golden: Record, dtype: str, tolerance: Tolerance, fed: bool, coarsest: str
     ) -> Tolerance:
         """The limits with room for the rounding of the terms of golden's value."""
         if golden.role is Role.INPUT:
@@ -149,13 +149,15 @@ class PairLimits:
         if golden.role in (Role.INPUT, Role.OUTPUT):
             self._terms.spread(golden)
         if golden.role is Role.BUFFER_UPDATE:
-            return self._terms.widened(tolerance, golden)
+            return self._terms.widened(tolerance, golden, dtype)
         if golden.role not in _OF_BACKWARDS:
             return tolerance
         if fed:
-            tolerance = tolerance.scaled(self._terms.normalised(golden))
-            return self._terms.widened(tolerance, golden)
-        widened = self._terms.widened(tolerance, golden).scaled(FREE_GRADIENTS)
+            times = self._terms.normalised(golden)
+            tolerance = tolerance.of_terms(times, dtype)
+            tolerance = tolerance.scaled(times if times >= CANCELS else 1.0)
+            return self._terms.widened(tolerance, golden, dtype)
+        widened = self._terms.widened(tolerance, golden, dtype).scaled(FREE_GRADIENTS)
         cancelled = self._terms.cancelled(golden)
         if cancelled == 1.0 or not tolerance.rel_l2:
             return widened
@@ -206,3 +208,8 @@ def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
     """The type with the fewest digits; of several, one of the pair's own, the same in every run."""
     names = {before} | own - {but} if before else own - {but}
     return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")
+
+
+def _is_mean_of_squares(record: Record) -> bool:
+    of_state = record.role in (Role.STATE_BEFORE, Role.STATE_AFTER)
+    return of_state and record.path.endswith(_MEANS_OF_SQUARES)

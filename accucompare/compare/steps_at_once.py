@@ -115,6 +115,11 @@ class JudgedStep:
         )
 
     @property
+    def again(self) -> bool:
+        """Whether modules are called again, or backwards run again."""
+        return any(call or "#" in path for _, call, _, path in self.rows.golden.outline.keys)
+
+    @property
     def routes_otherwise(self) -> bool:
         """Whether choices differ, or shapes: of tokens that went to other experts."""
         return any(
@@ -203,8 +208,8 @@ def judge_steps(
                 continue
             judged = _judged(sides, ours, theirs, limits)
             failed = failed + 1 if judged is None else 0
-            if judged is not None and rules.otherwise.has_limit and judged.fails:
-                judged = None  # it may be rounded input, as other steps show
+            if judged is not None and judged.fails and (rules.otherwise.has_limit or judged.again):
+                judged = None  # it may be rounded input, as other steps show, or in another order
             if judged is not None and judged.routes_otherwise:
                 return {}  # tokens are paired by identity
             if judged is None and in_order:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accucompare.bundle.format import WRITTEN_ROLES, Key, Record, Role
-from accucompare.compare.fusions import calls_of
+from accucompare.compare.fusions import terms_of_calls
 from accucompare.compare.judging import RowsOfStep, of_ranks
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import NotFed, Trace, not_fed
@@ -43,7 +43,7 @@ def trace_of_sides(opened: Opened, pairs: list[Pair]) -> Trace:
         (own.key, pair.golden.key)
         for pair in pairs
         if pair.golden is not None and pair.candidate is not None
-        for own in (pair.candidate, *calls_of(pair.candidate))
+        for own in (pair.candidate, *terms_of_calls(pair.candidate))
     ]
     # the candidate's manifest has the candidate's names
     places = {_place(own): _place(key) for own, key in opened.fusions.renamed.items()}

@@ -31,14 +31,8 @@ FORMATS: tuple[Format, ...] = (
 
 
 def format_of(path: Path, name: str | None) -> Format:
-    """The format of a dump.
-
-    Args:
-        name: as ``--from`` gives it; ``None`` to recognise it.
-
-    Raises:
-        UsageError: if nothing is there, it is a bundle, or not exactly one format is recognised.
-    """
+    """The format of a dump. Raises UsageError if nothing is there, it is a bundle, or not exactly
+    one format is recognised. ``name``: as ``--from`` gives it; ``None`` to recognise it."""
     if not path.exists():
         raise UsageError(f"{path}: there is no such file or directory")
     if holds_bundle(path):

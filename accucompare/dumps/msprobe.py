@@ -418,14 +418,11 @@ def order_of_calls(
     ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]
 ) -> Iterator[tuple[bool, _T]]:
     """Each call twice: when it began (True), and when it ended. Calls in one call come in the order
-    in which they ended.
+    in which they ended. Raises ValueError if the parents form a circle.
 
     Args:
         ended: calls in the order in which they ended.
         parents: as ``around`` gives them.
-
-    Raises:
-        ValueError: if the parents form a circle.
     """
     children: dict[str | None, list[EndedCall[_T]]] = {}
     for call in ended:

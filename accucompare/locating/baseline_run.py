@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from accucompare.api import Comparison
 from accucompare.bundle.format import PROOF, ROUNDED_RUN, Manifest
+from accucompare.compare.constants import CLEAR
 from accucompare.compare.limits import float_dtype, product_formats
 from accucompare.errors import CaptureError, UsageError
 from accucompare.locating.golden_code import GoldenCode
 from accucompare.places import Place
 from accucompare.recorder.capture_options import CaptureOptions
-from accucompare.selection import FloatType, RoundedType
+from accucompare.selection import FloatType, RoundedFeed, RoundedType
 
 #: Called with a description before each task.
 Announce = Callable[[str], None]
@@ -68,13 +69,15 @@ class BaselineRun:
             self.announce("proof: again, since golden's values were not reproduced everywhere")
             again = self._run_as_golden(self.out / PROOF / "repeat1", self.options)
         dtype = float_dtype(candidate)
-        beyond = any(row.verdict.beyond for row in comparison.rows)
-        if beyond and dtype in list(FloatType) and dtype != float_dtype(self.golden):
+        to = _rounded_to(comparison, dtype, float_dtype(self.golden))
+        if to:
             self.announce(
-                f"far beyond rounding: does golden's own code on values rounded to {dtype} do the"
+                f"far beyond rounding: does golden's own code on values rounded to {to} do the"
                 " same?"
+                if to == dtype
+                else f"is that rounding? How far is golden's own code on values rounded to {to}?"
             )
-            rounded = replace(self.options, round_feed=dtype, round_results=True)
+            rounded = replace(self.options, round_feed=to, round_results=True)
             on_rounded = self._run_as_golden(self.out / ROUNDED_RUN, rounded)
         return again or on_rounded
 
@@ -89,6 +92,19 @@ class BaselineRun:
             self.failed = str(error)
             self.announce(f"that could not be run: {error}")
         return not self.failed
+
+
+def _rounded_to(comparison: Comparison, candidate: str, golden: str) -> str:
+    """What golden's code is to be run on values rounded to, given both sides' types; ``""``: none.
+
+    Errors of float32 that are hardly over their limits may be those of its last bits.
+    """
+    verdicts = [row.verdict for row in comparison.rows]
+    if golden == candidate == FloatType.FLOAT32:
+        narrow = any(1.0 < (each.over_limit or 0.0) <= CLEAR for each in verdicts)
+        return RoundedFeed.FLOAT29 if narrow or any(each.beyond for each in verdicts) else ""
+    known = candidate in list(FloatType) and candidate != golden
+    return candidate if known and any(each.beyond for each in verdicts) else ""
 
 
 def _precision_of(golden: Manifest, candidate: Manifest) -> tuple[str, str | None]:

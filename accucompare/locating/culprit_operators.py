@@ -22,18 +22,13 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     """After ``locate``: which operator of the first culprit's module makes the error?
 
     Golden, candidate and baseline are captured again, with the operators of that one module.
+    Returns the fed comparison of that module's operators, with the backward's nodes for a culprit
+    in a backward. ``None`` if there is no culprit, or its error is made in the loss's backward or
+    in an update, whose operators are not recorded. Raises CaptureError if golden cannot be made
+    again here; CaseError, DeviceError, BundleError, UsageError as for ``locate``.
 
     Args:
         setup, comparison: what ``locate`` was given and returned.
-
-    Returns:
-        The fed comparison of that module's operators, with the backward's nodes for a culprit in a
-        backward. ``None`` if there is no culprit, or its error is made in the loss's backward or
-        in an update, whose operators are not recorded.
-
-    Raises:
-        CaptureError: if golden cannot be made again here.
-        CaseError, DeviceError, BundleError, UsageError: as for ``locate``.
     """
     if not comparison.culprits:
         return None

@@ -50,16 +50,13 @@ def fingerprint(
 
     Two captures in different precisions have the same weights exactly if their digests agree under
     the narrower type, and the same integers if their digests as int64 agree. All NaN count as the
-    same value.
+    same value. Returns digests by dtype name.
 
     Args:
         raw: contiguous array of ``dtype.storage``, any shape.
         dtype: its true type.
         rounded: rounds as ``round_to`` does; a caller may have a faster one.
         rows: takes the rows, too.
-
-    Returns:
-        Digests by dtype name.
     """
     flat = raw.reshape(-1)
     names = [dtype.name, *ROUNDS_TO.get(dtype.name, ())]

@@ -52,6 +52,14 @@ class DType:
             return 0.0
         return math.ldexp(1.0, 3 - math.frexp(self.largest)[1] - self.digits)
 
+    @property
+    def flushed(self) -> float:
+        """Numbers below this may count as zero; 0 for ints, and for types of few exponents.
+
+        Accelerators keep float16's subnormal numbers, and flush those of float32 and bfloat16.
+        """
+        return math.ldexp(self.spacing, self.digits - 1) if self.largest > 1e38 else 0.0
+
     def reals(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """A tensor's shape; complex numbers add a last 2 for real and imaginary parts."""
         return (*shape, 2) if self.kind is Kind.COMPLEX else shape
@@ -113,14 +121,12 @@ def _ml_dtype(name: str) -> np.dtype[Any]:
 
 
 def widen(raw: Array, dtype: DType) -> Array:
-    """Turn stored bits into values, exactly.
+    """Turn stored bits into values, exactly. Returns an array of the same shape and of type
+    ``dtype.widened``; ``raw`` itself if the types agree.
 
     Args:
         raw: an array of ``dtype.storage``, any shape.
         dtype: its true type.
-
-    Returns:
-        An array of the same shape and of type ``dtype.widened``; ``raw`` itself if the types agree.
     """
     if dtype.storage == dtype.widened:
         return raw

@@ -141,15 +141,12 @@ class Measurement:
     def __init__(
         self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int
     ) -> None:
-        """Prepare for two types.
+        """Prepare for two types. Raises ValueError if the types are of two kinds.
 
         Args:
             golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
             atol, rtol: as for ``compare.measuring.measure_pair``.
             elements: the most that will be added.
-
-        Raises:
-            ValueError: if the types are of two kinds.
         """
         if golden.kind is not candidate.kind:
             raise ValueError(f"{golden.name} and {candidate.name} are numbers of different kinds")
@@ -161,16 +158,9 @@ class Measurement:
         self._sums = np.empty((-(-reals // sums.CHUNK), self.SUMS))
 
     def add(self, golden: Array, candidate: Array) -> None:
-        """Measure the next block.
-
-        Args:
-            golden, candidate: stored bits, contiguous and equally long, starting at a chunk's
-                start.
-
-        Raises:
-            ValueError: if the blocks are not equally long, not contiguous, not of the types'
-                storage, or more than was announced.
-        """
+        """Measure the next block. Raises ValueError if the blocks are not equally long, not
+        contiguous, not of the types' storage, or more than was announced. ``golden``,
+        ``candidate``: stored bits, contiguous and equally long, starting at a chunk's start."""
         types = _number(golden, self._golden), _number(candidate, self._candidate)
         _kernel.measure_block(
             golden, candidate, *types, sums.CHUNK, *self._limits, self._result, self._sums
@@ -198,14 +188,12 @@ def measure_whole(
     atol: float | None,
     rtol: float | None,
 ) -> tuple[Measured, list[list[float]]]:
-    """A ``Measurement``'s result and chunk sums for two whole tensors, in a single call.
+    """A ``Measurement``'s result and chunk sums for two whole tensors, in a single call. Raises
+    ValueError as ``Measurement.add`` does.
 
     Args:
         golden, candidate: stored bits, contiguous and equally long.
         golden_dtype, candidate_dtype, atol, rtol: as for ``Measurement``, of one kind.
-
-    Raises:
-        ValueError: as ``Measurement.add`` does.
     """
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
     measured, chunks = _kernel.measure_whole(
@@ -251,20 +239,15 @@ def measure_pairs(
     forms: Sequence[PairForm],
     form_of: NDArray[np.intp],
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """A ``Measurement``'s results for many small pairs, in a single call.
+    """A ``Measurement``'s results for many small pairs, in a single call. Returns results of the
+    type ``RESULT``, -1 for the index of nothing, and the sums of their only chunks, of shape
+    (pairs, SUMS). Raises ValueError if a pair lies outside of its buffers or has more than a chunk.
 
     Args:
         golden, candidate: the buffers.
         starts: where each pair's two tensors begin in them, of shape (pairs, 2).
         forms: of one kind each, with types for which ``can_take`` holds.
         form_of: the number of each pair's form.
-
-    Returns:
-        Results of the type ``RESULT``, -1 for the index of nothing, and the sums of their only
-        chunks, of shape (pairs, SUMS).
-
-    Raises:
-        ValueError: if a pair lies outside of its buffers or has more than a chunk.
     """
     sizes = [(form.reals, _TYPES[form.golden.name], _TYPES[form.candidate.name]) for form in forms]
     limits = np.array([_limits(form.candidate, form.atol, form.rtol) for form in forms])[form_of]
@@ -289,16 +272,13 @@ def apart_block(
     lengths: tuple[float, float],
 ) -> list[float]:
     """The chunk sums of (candidate * |golden| - golden * |candidate|)^2 over a block, without the
-    GIL.
+    GIL. Raises ValueError as for ``Measurement.add``.
 
     Args:
         golden, candidate: as for ``Measurement.add``.
         golden_dtype, candidate_dtype: their true types.
         powers: of two, that golden's and the candidate's values are multiplied by first.
         lengths: |golden| and |candidate| after that.
-
-    Raises:
-        ValueError: as for ``Measurement.add``.
     """
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
     (squares,) = _kernel.apart_block(golden, candidate, *types, sums.CHUNK, *powers, *lengths)
@@ -308,16 +288,14 @@ def apart_block(
 def extrema_at(
     address: int, count: int, dtype: str
 ) -> tuple[float, float, float, int, int, int, int] | None:
-    """The extrema of a small tensor at an address of this process, as a hook sees it.
+    """The extrema of a small tensor at an address of this process, as a hook sees it. Returns the
+    smallest and the largest value and the smallest magnitude, with infinities but without NaN; the
+    numbers of NaN, Inf, zeros and subnormals. ``None`` if there is no kernel or it does not know
+    the type.
 
     Args:
         address, count: where, and how many elements, at least one. Nothing is checked.
         dtype: their type.
-
-    Returns:
-        The smallest and the largest value and the smallest magnitude, with infinities but without
-        NaN; the numbers of NaN, Inf, zeros and subnormals. ``None`` if there is no kernel or it
-        does not know the type.
     """
     number = _REALS.get(dtype)
     return None if number is None else _kernel.extrema_at(address, number, count)
@@ -338,18 +316,14 @@ def can_summarize(dtype: DType) -> bool:
 def summarize_block(
     values: Array, dtype: DType
 ) -> tuple[float, float, int, int, list[float], list[float]]:
-    """Summarize a block in one pass, without the GIL.
+    """Summarize a block in one pass, without the GIL. Returns smallest and largest finite value
+    (inf and -inf where there is none), numbers of NaN and Inf, and the chunk sums of the finite
+    values and of their squares. Raises ValueError if the block is not contiguous or not of the
+    type's storage.
 
     Args:
         values: stored bits, contiguous, starting at a chunk's start.
         dtype: their true type, for which ``can_summarize`` holds.
-
-    Returns:
-        Smallest and largest finite value (inf and -inf where there is none), numbers of NaN and
-        Inf, and the chunk sums of the finite values and of their squares.
-
-    Raises:
-        ValueError: if the block is not contiguous or not of the type's storage.
     """
     low, high, nan, inf, (totals, squares) = _kernel.summarize_block(
         values, _number(values, dtype), sums.CHUNK
@@ -365,7 +339,8 @@ def sketch_blocks(
     places: tuple[Array, Array],
     sketch: Array,
 ) -> None:
-    """Add some blocks of a tensor to its sketch, without the GIL; see ``numbers.sketch``.
+    """Add some blocks of a tensor to its sketch, without the GIL; see ``numbers.sketch``. Raises
+    ValueError if an array is not contiguous, too short or not of the type's storage.
 
     Args:
         values: stored bits, contiguous, starting at a block's start.
@@ -375,9 +350,6 @@ def sketch_blocks(
             the blocks, groups); signs of the groups, int8, likewise.
         places: rotations, int32, and signs, int8, one per block.
         sketch: float64, which is added to.
-
-    Raises:
-        ValueError: if an array is not contiguous, too short or not of the type's storage.
     """
     _kernel.sketch_blocks(
         values, _number(values, dtype), scale, *tables[0].shape, *tables, *places, sketch
@@ -386,14 +358,12 @@ def sketch_blocks(
 
 def fill_uniform(seed: int, values: Array, below: float | None = None) -> bool:
     """Fill an array with what ``torch.rand`` draws on the CPU from a generator of this seed.
+    Returns whether it was filled; False without a kernel.
 
     Args:
         seed: its low 32 bits count.
         values: contiguous, float32, any shape.
         below: fill in 1 where the draw is below this, and 0 elsewhere.
-
-    Returns:
-        Whether it was filled; False without a kernel.
     """
     fill = getattr(_kernel, "fill_uniform", None)
     if fill is not None:

@@ -50,7 +50,8 @@ _RUN = 1 << 21
 def sketch_values(
     blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0, offset: int = 0
 ) -> Float64:
-    """The sketch of one tensor, or of a run of its values.
+    """The sketch of one tensor, or of a run of its values. Returns float64, of shape ``(size,)``;
+    the same bits however the values are cut, with the compiled kernel and without.
 
     Args:
         blocks: its values in order: contiguous arrays of ``dtype.storage`` and any shape, each used
@@ -60,10 +61,6 @@ def sketch_values(
         scale: a power of two to multiply values by, for tensors whose sums would exceed float64.
         offset: the position of a run's first value in the tensor. The sketches of all runs add up
             to the tensor's.
-
-    Returns:
-        float64, of shape ``(size,)``; the same bits however the values are cut, with the compiled
-        kernel and without.
     """
     found = np.zeros(size)
     each = SKETCH_BLOCK // 2 if dtype.kind is Kind.COMPLEX else SKETCH_BLOCK
@@ -93,7 +90,9 @@ def sketch_of(
     shape: Sequence[int] | None = None,
     start: Sequence[int] = (),
 ) -> Float64 | None:
-    """The sketch of a tensor of any magnitude, or of a shard of one.
+    """The sketch of a tensor of any magnitude, or of a shard of one. Returns as ``sketch_values``;
+    ``None`` if its numbers would exceed float64. Raises ValueError if the shard does not lie in the
+    whole.
 
     Args:
         raw: contiguous array of ``dtype.storage``, any shape.
@@ -101,12 +100,6 @@ def sketch_of(
         statistics: of the tensor.
         shape, start: of a shard: the whole tensor's shape, and where the shard begins, per
             dimension. The sketches of shards that make up the whole add up to its own.
-
-    Returns:
-        As ``sketch_values``; ``None`` if its numbers would exceed float64.
-
-    Raises:
-        ValueError: if the shard does not lie in the whole.
     """
     scale = power_near(statistics)
     if shape is None:
@@ -132,16 +125,13 @@ def runs(
     raw: Array, dtype: DType, shape: Sequence[int], start: Sequence[int]
 ) -> Iterator[tuple[int, Array]]:
     """A shard as runs of the whole tensor's values, each with its first position, and zeros between
-    the shard's values.
+    the shard's values. Raises ValueError if it does not lie in the whole.
 
     Args:
         raw: contiguous array; each run is a part of it, or a copy with zeros around it.
         dtype: its true type.
         shape: of the whole.
         start: where in it the shard begins, per dimension.
-
-    Raises:
-        ValueError: if it does not lie in the whole.
     """
     inside = all(
         first >= 0 and first + count <= whole

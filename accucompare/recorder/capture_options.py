@@ -23,10 +23,10 @@ from accucompare.selection import (
     LEAST_SKETCH_SIZE,
     MOST_SKETCH_SIZE,
     SKETCH_SIZE,
-    FloatType,
     Level,
     Mode,
     RoleGroup,
+    RoundedFeed,
     Selection,
     Steps,
     listed,
@@ -81,9 +81,9 @@ class CaptureOptions(AskedOfCapture):
             )
         if self.level not in list(Level):
             raise UsageError(f"level must be 'module' or 'op', but is {self.level!r}")
-        if self.round_feed is not None and self.round_feed not in list(FloatType):
+        if self.round_feed is not None and self.round_feed not in list(RoundedFeed):
             raise UsageError(
-                f"round_feed must be one of {', '.join(map(repr, map(str, FloatType)))}, but is"
+                f"round_feed must be one of {', '.join(map(repr, map(str, RoundedFeed)))}, but is"
                 f" {self.round_feed!r}"
             )
         self._check_feed()

@@ -101,16 +101,13 @@ class Reproducer:
     def main(
         self, build: Callable[[], Any], arguments: list[str], given: Mapping[str, Any] | None = None
     ) -> int:
-        """Build, restore, run and show.
+        """Build, restore, run and show. Returns the exit code: 1 if the value shows again, 0 if
+        everything is finite, 2 if that is not known.
 
         Args:
             build: makes the module, with any values in its tensors.
             arguments: of the command line: a device; by default the training's.
             given: values for inputs that could not be saved.
-
-        Returns:
-            The exit code: 1 if the value shows again, 0 if everything is finite, 2 if that is not
-                known.
         """
         try:
             if len(arguments) > 1:
@@ -158,15 +155,8 @@ class Reproducer:
 
     def restore(self, module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
         """Move a module to a device and put the saved parameters, buffers, dtypes, modes and tensor
-        attributes into it.
-
-        Returns:
-            The module, out of its wrappers.
-
-        Raises:
-            CaptureError: if its parameters or buffers differ from the saved ones, or not all were
-                saved.
-        """
+        attributes into it. Returns the module, out of its wrappers. Raises CaptureError if its
+        parameters or buffers differ from the saved ones, or not all were saved."""
         module = unwrapped(module).to(device)
         self._device = torch.device(device)
         for alias, name in self._saved.aliases.items():
@@ -254,14 +244,8 @@ class Reproducer:
 
     def run(self, module: nn.Module, given: Mapping[str, Any] | None = None) -> RunOutcome:
         """Run a restored module on the saved inputs, in the saved mode, autocast and random state;
-        and backward if the finding was there.
-
-        Args:
-            given: values for inputs that could not be saved.
-
-        Raises:
-            CaptureError: if gradients were saved, and the output has none.
-        """
+        and backward if the finding was there. Raises CaptureError if gradients were saved, and the
+        output has none. ``given``: values for inputs that could not be saved."""
         device = self._device
         outcome = RunOutcome(device)
         backward = self.found.direction is Direction.BACKWARD and bool(self._saved.grads)

@@ -24,7 +24,6 @@ from accucompare.findings.log import Finding
 from accucompare.live.around import describe_classes, describe_environment, device_of
 from accucompare.live.modules import Modules, arguments_of, name_modules, state_record, take_apart
 from accucompare.live.values import (
-    Scalar,
     describe_value,
     dtype_name,
     layout_of,
@@ -53,14 +52,12 @@ class ReproducerScript(NamedTuple):
 def save_reproducer(
     stem: Path, finding: Finding, snapshot: Snapshot, case: str | None
 ) -> ReproducerScript:
-    """Write the bundle ``stem`` and the script ``stem.py``, replacing an earlier run's.
+    """Write the bundle ``stem`` and the script ``stem.py``, replacing an earlier run's. Raises
+    CaptureError if it cannot be written; nothing is left of it then.
 
     Args:
         stem: such as ``watch/rank0-step7``.
         case: the case that the command line runs, if it does: the script takes the module from it.
-
-    Raises:
-        CaptureError: if it cannot be written; nothing is left of it then.
     """
     script = stem.with_name(f"{stem.name}.py")
     if stem.exists() and not (stem / "manifest.json").is_file():
@@ -208,7 +205,7 @@ def _shown(finding: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array
         if isinstance(value, torch.Tensor):
             host = other_to_host(value) if _problem(value) else to_host(value)
         else:
-            host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
+            host = scalar_to_host(value)
         yield (
             Record(
                 rank=0,

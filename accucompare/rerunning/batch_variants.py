@@ -157,11 +157,11 @@ class BatchOfCase:
         taken = inspect.signature(self._model.forward).parameters
         return _POSITIONS in taken and _POSITIONS not in self.arguments[1]
 
-    def with_positions(self, before: int = 0, length: int = 0) -> CallArguments:
-        """The batch with each token's place as its position; ``before``: padding in front."""
+    def with_positions(self) -> CallArguments:
+        """The batch with each token's place as its position."""
         assert self.tokens is not None
         args, kwargs = self.arguments
-        places = (torch.arange(length or self.tokens.shape[1]) - before).clamp(min=0)
+        places = torch.arange(self.tokens.shape[1])
         return args, {**kwargs, _POSITIONS: places.repeat(self.samples, 1)}
 
     def of(self, variant: Variant, positions_known: bool = False) -> CallArguments:

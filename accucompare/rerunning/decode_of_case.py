@@ -201,7 +201,7 @@ class _DecodeRuns:
             return
         model, casting = self._candidate(precision, own)
         run = FedTokens(model, golden, [golden.whole], sequence.real, keeps=True)
-        args, kwargs = moved(sequence.whole(), self.device, casting)
+        args, kwargs = moved(sequence.without_last(0), self.device, casting)
         with run.on():
             model(*args, **kwargs)
         golden.errors.update(run.kept)

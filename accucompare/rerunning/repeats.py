@@ -107,17 +107,14 @@ def repeat_runs(
     replays: Callable[[Disagreement, Path], Replays | NotReplayedWhy] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RepeatCheck:
-    """Make runs, and hold them against each other.
+    """Make runs, and hold them against each other. Raises UsageError if there are fewer than two
+    runs; CaptureError if a run is not complete.
 
     Args:
         what: their name.
         run: makes one.
         replays: replays the step of a disagreement; ``None`` for a script.
         progress: called with the runs done, and all.
-
-    Raises:
-        UsageError: if there are fewer than two runs.
-        CaptureError: if a run is not complete.
     """
     if times < 2:
         raise UsageError(f"times (--times): must be at least 2, but is {times}")

@@ -232,12 +232,8 @@ class TokenSequence:
     def takes_positions(self) -> bool:
         return self._positions in self._taken
 
-    def whole(self) -> CallArguments:
-        """The arguments of the whole sequence, without a cache."""
-        return self.without_last(0)
-
     def without_last(self, count: int) -> CallArguments:
-        """The same without the last tokens."""
+        """The arguments of the whole sequence but its last tokens, without a cache."""
         if not self.tokens_name:
             return self._cut(0, self.tokens - count)
         every = np.broadcast_to(np.arange(self.tokens), (self.samples, self.tokens))

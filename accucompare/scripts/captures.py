@@ -50,15 +50,12 @@ class Captured:
 def capture_script(
     command: Sequence[str], plan: Plan, overwrite: bool, variables: Mapping[str, str] | None = None
 ) -> Captured:
-    """Run a script and capture its model into the plan's directory.
+    """Run a script and capture its model into the plan's directory. Raises CaptureError if an
+    earlier bundle may not be overwritten; UsageError if the command cannot be run.
 
     Args:
         plan: if it is fed and has no seed, it takes golden's seed and so its random numbers.
         variables: for the script's environment, beside this process's.
-
-    Raises:
-        CaptureError: if an earlier bundle may not be overwritten.
-        UsageError: if the command cannot be run.
     """
     directory = place_of(plan.out)
     if plan.seed is None and (golden := plan.options.get("feed")):
@@ -110,7 +107,8 @@ def locate_script(
     The script chooses its device: golden is made with all accelerators hidden, the candidate
     without. If golden is of one device and the command starts several ranks, they run free first,
     for their layout. No baseline is made, since that needs the script in another precision;
-    golden's own baseline judges, or else fixed limits.
+    golden's own baseline judges, or else fixed limits. Raises CaptureError if a capture failed, or
+    ran on another device; UsageError, BundleError as from capturing and comparing.
 
     Args:
         device: type of device that the candidate must run on.
@@ -119,10 +117,6 @@ def locate_script(
         golden: the trusted bundle; ``None`` to make one.
         map: renamings of golden's layers, as for ``accucompare.capture``.
         compared: options of ``accucompare.diff``.
-
-    Raises:
-        CaptureError: if a capture failed, or ran on another device.
-        UsageError, BundleError: as from capturing and comparing.
     """
     in_parts = golden is not None and starts_ranks(command) and _ranks_of(golden) == 1
     made_here = [*(["golden"] if golden is None else []), *(["layout"] if in_parts else [])]

@@ -40,15 +40,13 @@ class Ended:
 def run(
     command: Sequence[str], plan: Plan, variables: Mapping[str, str] = MappingProxyType({})
 ) -> Ended:
-    """Run a command, and what it starts, under a plan.
+    """Run a command, and what it starts, under a plan. Raises UsageError if the command cannot be
+    run.
 
     Args:
         command: shares this process's input, output and errors.
         plan: without its folder, which exists only during the run.
         variables: for its environment, beside this process's.
-
-    Raises:
-        UsageError: if the command cannot be run.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="accucompare-"))

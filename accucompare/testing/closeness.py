@@ -129,14 +129,12 @@ def require_close(
 def bundle_of(
     side: Side, out: Path, inputs: Any, name: str, options: CaptureOptions = DEFAULTS
 ) -> Place:
-    """The directory of a side's bundle; a model or a case is captured into ``out``.
+    """The directory of a side's bundle; a model or a case is captured into ``out``. Raises
+    UsageError if it has no bundle and cannot be captured, or has no inputs.
 
     Args:
         inputs: for a model, or a case without inputs.
         name: how an error calls the side.
-
-    Raises:
-        UsageError: if it has no bundle and cannot be captured, or has no inputs.
     """
     if isinstance(side, (str, os.PathLike)):
         return place_of(os.fspath(side))

@@ -49,7 +49,9 @@ class LayersRegression:
     ) -> None:
         """Assert that every layer is within the limits of the recorded bundle.
 
-        With ``--accucompare-update`` the bundle is written anew instead.
+        With ``--accucompare-update`` the bundle is written anew instead. Raises AssertionError if a
+        layer is not close, or there is no bundle yet; the message names the report; UsageError if
+        an option makes no sense, or two checks of a test have one name.
 
         Args:
             model: runs on its own device, and in its own mode and dtype.
@@ -62,11 +64,6 @@ class LayersRegression:
             equal_nan: whether NaN in the same places is equal; else it fails.
             limits: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``tolerances``, ``baseline``,
                 ``map``, ``only``, ``skip``, as for ``accucompare.diff``.
-
-        Raises:
-            AssertionError: if a layer is not close, or there is no bundle yet; the message names
-                the report.
-            UsageError: if an option makes no sense, or two checks of a test have one name.
         """
         __tracebackhide__ = True
         own = bundle_name(self.test, name)

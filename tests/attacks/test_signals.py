@@ -217,8 +217,10 @@ def test_an_interrupt_while_a_dataclass_is_made_is_130(process: Run, tmp_path: P
     """CPython 3.11's ``python -m`` ends by SIGINT after an interrupt that left an ``exec`` of text,
     even one that was caught.
     """
-    (tmp_path / "of_text.py").write_text('exec("raise KeyboardInterrupt")')
-    done = process("capture", "of_text.py", "--out", "out")
+    (tmp_path / "of_text.py").touch()
+    (tmp_path / "torch.py").write_text('exec("raise KeyboardInterrupt")')
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = process("capture", "of_text.py", "--out", "out", PYTHONPATH=path)
     assert (done.returncode, done.stderr.strip()) == (130, "accucompare: interrupted")
 
 

@@ -230,6 +230,15 @@ def test_numbers_next_to_zero_are_off_by_the_types_spacing(
     assert (row.status is Status.FAIL, row.verdict.beyond) == (fails, False)
 
 
+@pytest.mark.parametrize(("size", "fails"), [(1e-38, False), (1e-36, True)])
+def test_numbers_too_small_to_be_normal_may_be_flushed_to_zero(
+    tmp_path: Path, size: float, fails: bool
+) -> None:
+    golden = (VALUES * size).astype(np.float32)
+    row = only_row(tmp_path, *(item(values=each) for each in (golden, 0 * golden, golden)))
+    assert (row.status is Status.FAIL) is fails
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [(0.9, "is off by rel_l2 0.9, far"), (2.4e3, "is off by 2.4e+03 times golden's own size, far")],

@@ -248,8 +248,9 @@ def test_another_number_of_boxes_in_bfloat16_is_no_bug_and_a_fault_before_them_i
 ) -> None:
     x = torch.randn(150, 32, generator=torch.Generator().manual_seed(0)).to(BF16).float()
     clean = located(tmp_path / "clean", Detector, x, 0, fed)
-    assert any(row.verdict.by_rounding for row in clean.rows)  # rounding does change it
-    assert clean.answer is Answer.NOT_SURE
+    # rounding does change it; fed, the code goes on with golden's order of scores
+    assert any(row.verdict.by_rounding for row in clean.rows) is not fed
+    assert clean.answer is (Answer.ROUNDING if fed else Answer.NOT_SURE)
     assert (
         located(tmp_path / "bad", Detector, x, 0, fed, 1.2, "backbone").culprits[0].name
         == "backbone"

@@ -58,6 +58,12 @@ def local() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that stays to the end: workers may still read what a test has cancelled."""
+    return tmp_path_factory.mktemp("bundles")
+
+
+@pytest.fixture
 def address(local: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> str:
     """The scheduler's, when both workers are there; with parcels so small that each comparison has
     many.

@@ -299,8 +299,8 @@ def terms_cancel(times: float, folder: Path) -> bool:
         *before, last = bundle.records()
     for each in before:
         terms.spread(each)
-        terms.widened(Tolerance(), each)
-    return terms.normalised(last) > 1.0
+        terms.widened(Tolerance(), each, "float64")
+    return terms.cancelled(last) > 1.0
 
 
 def row(
@@ -691,6 +691,25 @@ def a_margin_beyond_rounding(times: float, folder: Path) -> bool:
         for row in ac.diff(*sides).rows
         for remark in row.verdict.remarks
     )
+
+
+@decides("constants.OF_CHOSEN", 1.95, 2.05)
+def beyond_what_was_chosen_otherwise(times: float, folder: Path) -> bool:
+    golden = np.tile(np.float32([3.0, 2.0, 1.0]), (64, 1))
+    golden[0] = [2.0, 2.0 - 1e-6, 1.0]
+    candidate = golden.copy()
+    candidate[0] = [2.0 - 1e-6, 2.0, 1.0]
+    sides = []
+    for scores, off in ((golden, 0.0), (candidate, times / 8)):
+        name = {"type": "aten.topk.default", "parent": ("moe", 0)}
+        best, path = scores.argmax(1)[:, None], "aten.topk.default#0"
+        items = [
+            item("moe", scores, role="op_input", path=f"{path}.self", **name),
+            item("moe", best, role="op_output", path=path, **name),
+            item("moe", np.full((64, 4), 1 + off, np.float32)),
+        ]
+        sides.append(write(folder / str(off), items))
+    return any(row.status is Status.FAIL for row in ac.diff(*sides).rows)
 
 
 def another_batch(share: float) -> bool:

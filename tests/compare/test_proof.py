@@ -289,6 +289,27 @@ def test_an_error_far_beyond_rounding_is_rounding_where_goldens_own_code_does_th
     assert not compared(tmp_path, *errors, None, rounded=off(fault=driven)).passed
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "driven", "passes"),
+    [
+        ("bfloat16", 0.3, 0.3, True),
+        ("bfloat16", 0.05, 0.05, False),  # of code that may keep results in float32
+        ("float32", 100 * U, 100 * U, True),
+        ("float32", 100 * U, 5 * U, False),
+    ],
+)
+def test_so_is_one_that_the_baseline_happens_not_to_make(
+    tmp_path: Path, dtype: str, size: float, driven: float, passes: bool
+) -> None:
+    exact = "float64" if dtype == "float32" else dtype
+    baseline = off(rounding=DTYPES[dtype].rounding)
+    rounded = off(fault=driven)
+    found = compared(
+        tmp_path, off(own=size), baseline, GOLDEN, dtype=dtype, exact=exact, rounded=rounded
+    )
+    assert found.passed is passes
+
+
 def test_a_larger_error_than_there_is_a_bug_all_the_same(tmp_path: Path) -> None:
     found = compared(tmp_path, off(own=0.9), off(rounding=0.3), GOLDEN, rounded=off(fault=0.3))
     assert (found.passed, decide(found).answer) == (False, Answer.BUG)

@@ -158,7 +158,8 @@ def test_local_experts_are_numbered_as_golden_does() -> None:
 
 def test_what_ranks_keep_in_attributes_has_golden_names() -> None:
     stages = {0: counted("ab"), 1: counted("cd")}
-    kept = {"kept": ["layers.1.norm.cache.k", "cache"]}
+    left = {"numbers": {"layers.1.norm": {"calls": [0, 3]}}, "dropped": ["layers.1.norm.cache.k"]}
+    kept = {"kept": ["layers.1.norm.cache.k", "cache"], "left": left}
     manifests = {rank: Manifest(ranks=2, model=each, capture=kept) for rank, each in stages.items()}
     bundle: Any = SimpleNamespace(manifests=manifests, manifest=manifests[0], ranks=2)
     golden: Any = SimpleNamespace(manifest=Manifest(model=GOLDEN))
@@ -167,3 +168,7 @@ def test_what_ranks_keep_in_attributes_has_golden_names() -> None:
         ("blocks.1.norm.cache.k", "cache"),
         ("blocks.3.norm.cache.k", "cache"),
     ]
+    found = named[1].options.left
+    assert found is not None
+    assert found.numbers == {"blocks.3.norm": {"calls": (0, 3)}}
+    assert found.dropped == ("blocks.3.norm.cache.k",)

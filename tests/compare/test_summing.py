@@ -21,6 +21,8 @@ from accucompare.compare.origins.terms import Terms
 from tests.compare.builder import item, write
 
 Made = Callable[[], nn.Module]
+#: Of both signs and no pattern.
+X = np.sin(np.arange(1.0, 65.0)).astype(np.float32)
 
 
 def batch_norm() -> nn.Module:
@@ -207,3 +209,30 @@ def test_a_gradient_that_rounding_alone_left_of_its_terms_is_judged_by_them(
     ]
     found = ac.diff(golden, sides[0], baseline=sides[1])
     assert (found.answer.value == "rounding") is alone
+
+
+@pytest.mark.parametrize(("roundings", "passes"), [(4, True), (400, False)])
+@pytest.mark.parametrize("made_of", [
+    # a mean of what a normalisation gave: zero, but for rounding
+    [("input", X), ("buffer_update", X[:8] * 1e-9)],
+    # the mean of squares of an RMSNorm's output hardly depends on its input
+    [("input", X), ("output", X), ("grad_output", X), ("grad_input", X[::-1] / 8)],
+    [("grad_output", X), ("call_grad", X[:8] * 1e-9)],  # a bias before a normalisation
+], ids=["mean", "norm", "bias"])  # fmt: skip
+def test_what_is_left_of_terms_is_judged_by_them_although_the_baseline_is_nearer(
+    tmp_path: Path, made_of: list[tuple[str, np.ndarray]], roundings: int, passes: bool
+) -> None:
+    def side(off: float) -> list[Any]:
+        *before, (role, left) = made_of
+        terms = np.linalg.norm(X) * (len(left) / len(X) if role == "buffer_update" else 1.0)
+        error = off * 2.0**-24 * terms * np.resize([1.0, -1.0], len(left)) / len(left) ** 0.5
+        last = item("n", (left + error).astype(np.float32), role=role, path="x", type="RMSNorm")
+        return [*(item("n", value, role=each, type="RMSNorm") for each, value in before), last]
+
+    golden = write(tmp_path / "golden", side(0.0))
+    feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}
+    candidate, baseline = (
+        write(tmp_path / str(off), side(off), capture={"backward": True, "feed": feed})
+        for off in (roundings, 0.01)
+    )
+    assert ac.diff(golden, candidate, baseline=baseline).passed is passes

@@ -194,6 +194,44 @@ def test_tokens_that_no_router_sent_elsewhere_are_a_fault(tmp_path: Path) -> Non
     assert isinstance(culprit.row.verdict.remarks[0], TokensElsewhere)
 
 
+def chosen_inside(
+    scores: np.ndarray, wrong: bool = False, change: Any = lambda values: values, after: float = 1
+) -> list[Item]:
+    """A mixture that chooses in its own code, its experts' outputs in a row, and what follows."""
+    best = scores.argmin(1) if wrong else scores.argmax(1)
+    found = change(TOKENS * (2 + best[:, None]))
+    name, of = "aten.topk.default", {"type": "aten.topk.default", "parent": ("moe", 0)}
+    return [
+        item("moe", TOKENS, role="input", path="0"),
+        item("moe", scores, role="op_input", path=f"{name}#0.self", **of),
+        item("moe", best[:, None], role="op_output", path=f"{name}#0", **of),
+        item("moe", found),
+        item("after", np.tile(found, (9, 1)) * np.float32(after), parent=("", 0)),
+    ]
+
+
+def test_what_a_modules_own_code_chooses_is_judged_by_its_scores(tmp_path: Path) -> None:
+    golden, candidate = near_a_tie(1e-5, 1e-5)
+    near = compared(tmp_path / "near", chosen_inside(golden), chosen_inside(candidate))
+    choice = rows_of(near, "moe")[2]
+    assert choice.reason is Reason.OK
+    (remark,) = choice.verdict.remarks
+    assert isinstance(remark, RoutedOtherwise)
+    assert (remark.tokens, remark.of, remark.of_operator) == (1, 6, "aten.topk.default")
+    assert remark.margin == pytest.approx(1e-5, rel=0.1)
+    (last,) = rows_of(near, "after")
+    assert isinstance(last.verdict.remarks[0], AfterRouting)
+    assert near.exit_code == 2
+    # one of six tokens does not explain that all are off
+    for folder, items in (
+        ("values", chosen_inside(candidate, change=lambda values: values[::-1])),
+        ("choice", chosen_inside(candidate, wrong=True)),
+        ("scores", chosen_inside(candidate + np.float32([0, 0, 3]))),
+    ):
+        wrong = compared(tmp_path / folder, chosen_inside(golden), items)
+        assert (wrong.exit_code, wrong.culprits[0].name) == (1, "moe"), folder
+
+
 def test_scores_that_no_module_gives_are_made_of_the_routers_weight(tmp_path: Path) -> None:
     weight = np.random.default_rng(3).standard_normal((3, 4)).astype("f4")
     golden = TOKENS @ weight.T

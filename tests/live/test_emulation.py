@@ -794,7 +794,7 @@ def test_the_expected_error_of_each_layer_of_gpt2() -> None:
 
 def test_results_are_rounded_where_they_are_made_and_views_and_positions_are_not() -> None:
     weight = torch.tensor([1.001, 299.0], requires_grad=True)
-    with RoundedResults(torch.bfloat16):
+    with RoundedResults("bfloat16"):
         positions = torch.arange(300).float()
         view = weight.view(2)
         product = weight * 1.001

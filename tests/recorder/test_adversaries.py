@@ -76,3 +76,29 @@ def test_gradients_of_one_side_that_no_update_in_the_steps_would_take_are_not_su
     comparison = ac.diff(golden, trained(tmp_path / "frozen", steps=1, freezes=True))
     assert comparison.exit_code == 2
     assert "capture one more step on both sides" in comparison.conclusion
+
+
+class Masked(nn.Module):
+    """Returns what a dropout that drops nothing gave, and so what its linear layer gave; the caller
+    writes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.made = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
+        self.last, self.mask = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.made(x)
+        hidden[torch.arange(8).reshape(2, 4) % 5 == 0] = self.mask
+        made: torch.Tensor = self.last(hidden)
+        return made
+
+
+def test_the_gradient_of_an_output_that_is_written_over_may_be_one_sides_alone(
+    tmp_path: Path,
+) -> None:
+    for name, feed in (("golden", None), ("fed", tmp_path / "golden")):
+        with ac.capture(model := Masked(), tmp_path / name, **grouped(feed=feed)):
+            model(values(2, 4, 4)).square().mean().backward()
+    assert ac.diff(tmp_path / "golden", tmp_path / "fed").exit_code == 0

@@ -20,6 +20,7 @@ import transformers
 from torch import nn
 
 import accucompare as ac
+from accucompare.bundle.format import Role
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
@@ -565,6 +566,37 @@ def test_nested_values_keep_their_structure_and_their_types(feed_into: FeedInto)
     fed = feed_into(model(2.0), torch.tensor([1.0, 3.0]), of=model(1.0))
     assert fed.load("look").tolist() == [[4.0, 6.0]] * 8
     assert not_fed(fed) == []
+
+
+@pytest.mark.parametrize(
+    ("choose", "where"),
+    [
+        (lambda s: s.topk(1)[1], "topk.default"),
+        (lambda s: s.argmax(-1, keepdim=True), "argmax.default"),
+        (lambda s: s.sort(0, descending=True)[1], "sort.default"),
+        (lambda s: s.unsqueeze(1).max(2)[1], "max.dim"),
+        (lambda s: s > 2.5, "gt.Scalar"),
+    ],
+)
+def test_a_call_goes_on_with_what_golden_chose(
+    feed_into: FeedInto, choose: Callable[[torch.Tensor], torch.Tensor], where: str
+) -> None:
+    look = Glue(lambda self, chosen: chosen * 1)
+
+    def model(bias: float) -> nn.Module:
+        return Glue(
+            lambda self, x: self.look(choose(x + torch.tensor([bias, -bias]))),
+            look=copy.deepcopy(look),
+        )
+
+    scores = torch.tensor([[2.4, 2.6], [1.0, 3.0], [2.7, 2.45]])
+    fed = feed_into(model(0.15), scores, of=model(0.0))
+    own = {each.role: each for each in fed.records() if f"aten.{where}#0" in each.path}
+    assert own.keys() >= {Role.OP_INPUT, Role.OP_OUTPUT}
+    golden = choose(scores).flatten()
+    given = next(each for each in fed.records() if each.key[2:] == ("look", 0, Role.OUTPUT, ""))
+    assert fed.values(given).flatten().tolist() == golden.tolist()
+    assert fed.values(own[Role.OP_OUTPUT]).flatten().tolist() != golden.tolist()
 
 
 def test_several_steps_are_fed_each_from_its_own(tmp_path: Path, opened: Opened) -> None:

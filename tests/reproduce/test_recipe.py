@@ -153,7 +153,7 @@ def shapes(module: nn.Module) -> dict[str, tuple[Any, ...]]:
         (nn.Sequential(nn.ReLU(), nn.Sequential()), "nn.Sequential(nn.ReLU(), nn.Sequential())"),
         (nn.ModuleList([nn.Tanh()]), "nn.ModuleList([nn.Tanh()])"),
         (nn.DataParallel(nn.Linear(2, 3)), "nn.Linear(2, 3)"),
-        (torch.compile(nn.ReLU()), None),
+        (torch.compile(nn.ReLU(), backend="eager"), None),
         (
             nn.Sequential(collections.OrderedDict(a=nn.Linear(1, 2))),
             "assemble(nn.Sequential, {'a': nn.Linear(1, 2)})",

@@ -94,14 +94,9 @@ class Archive:
     Any number of threads may use it at once."""
 
     def __init__(self, path: Place, windows: Windows | None = None) -> None:
-        """Open the file and read its directory; members are read on demand.
-
-        Args:
-            windows: the bundle's windows, for an object in storage.
-
-        Raises:
-            BundleError: if it is missing, truncated, or no ZIP file.
-        """
+        """Open the file and read its directory; members are read on demand. Raises BundleError if
+        it is missing, truncated, or no ZIP file. ``windows``: the bundle's windows, for an object
+        in storage."""
         self.path = path
         try:
             self._source = open_source(path, windows)
@@ -150,14 +145,12 @@ class Archive:
         return Member(start + len(header), nbytes, dtype, shape)
 
     def small_members(self, names: Iterable[str], most: int) -> tuple[bytes, dict[str, Member]]:
-        """Read the small ones of some members, in a few pieces.
+        """Read the small ones of some members, in a few pieces. Returns the joined pieces, and the
+        members with their offsets in them. Large, missing and damaged members are left out:
+        ``member`` says what is wrong with one.
 
         Args:
             most: largest size of a small one in bytes, with its header.
-
-        Returns:
-            The joined pieces, and the members with their offsets in them. Large, missing and
-            damaged members are left out: ``member`` says what is wrong with one.
         """
         encoded = {name: f"{name}.npy".encode(errors="surrogatepass") for name in names}
         known = {

@@ -149,14 +149,9 @@ class Sketch:
 
 
 def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
-    """The numbers of a record's sketch, made from its values if it has those.
-
-    Args:
-        bundle, record: a record with statistics, and a sketch or values.
-
-    Raises:
-        RecordError: if it is damaged, or has a sketch of another size.
-    """
+    """The numbers of a record's sketch, made from its values if it has those. Raises RecordError if
+    it is damaged, or has a sketch of another size. ``bundle``, ``record``: a record with
+    statistics, and a sketch or values."""
     if isinstance(record, GlobalRecord) and record.sketch is not None:
         held = {(id(e), box.factor): (e, box.factor) for box in record.boxes for e in box.terms}
         parts = [numbers_of(bundle, term, size) * factor for term, factor in held.values()]

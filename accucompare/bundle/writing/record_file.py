@@ -84,7 +84,8 @@ class RecordFile:
         sketched: Sketched | None = None,
         helped: bool = False,
     ) -> Record:
-        """Write one record.
+        """Write one record. Returns the record as it was written, with its member, digest and
+        statistics.
 
         Args:
             record: with the array's digest and statistics, if they are known already.
@@ -94,9 +95,6 @@ class RecordFile:
             sketched: in place of an array, what a device has made of it.
             helped: other threads do a part of a large array's digest and statistics: a device
                 computes meanwhile.
-
-        Returns:
-            The record as it was written, with its member, digest and statistics.
         """
         if sketched is not None:
             record = replace(record, digest=sketched.digest, statistics=sketched.statistics)

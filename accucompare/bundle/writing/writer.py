@@ -256,15 +256,12 @@ class BundleWriter:
 
     def close(self, stopped: dict[str, Any] | None = None, hurry: bool = False) -> None:
         """Wait until everything is written, then write the final manifest. Closing again does
-        nothing.
+        nothing. Raises CaptureError if anything could not be written.
 
         Args:
             stopped: where and why the capture ended early: ``{"step", "module", "error"}``;
                 ``None`` if it ran to its end, which takes every step that it set out to record.
             hurry: do not wait for uploads, since the user wants to go; the rest stays here.
-
-        Raises:
-            CaptureError: if anything could not be written.
         """
         if os.getpid() != self._process:  # a forked process does not own the bundle
             raise self._without_thread()

@@ -80,15 +80,10 @@ class _Who(Enum):
 
 @contextlib.contextmanager
 def open_cluster(where: str) -> Iterator[Cluster]:
-    """Connect to a cluster, and check that its processes compute as this one does.
-
-    Args:
-        where: a scheduler's address, or ``local`` or ``local:8`` for processes on this machine.
-
-    Raises:
-        UsageError: if ``where`` is neither, or Dask is not installed.
-        ClusterError: if no scheduler answers, or it has no workers, or another accucompare.
-    """
+    """Connect to a cluster, and check that its processes compute as this one does. Raises
+    UsageError if ``where`` is neither, or Dask is not installed; ClusterError if no scheduler
+    answers, or it has no workers, or another accucompare. ``where``: a scheduler's address, or
+    ``local`` or ``local:8`` for processes on this machine."""
     local = _LOCAL.fullmatch(where)
     if local is None and "://" not in where:
         raise UsageError(

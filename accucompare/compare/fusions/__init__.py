@@ -8,11 +8,11 @@ from accucompare.compare.fusions.fusions import Fusions, on_fusions
 from accucompare.compare.fusions.gradient_pieces import in_pieces_like, with_sums_of_pieces
 from accucompare.compare.fusions.parts_of_calls import (
     box_of_part,
-    calls_of,
     made_of_calls,
     next_start,
     rows,
     starts_of,
+    terms_of_calls,
 )
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "added_like",
     "as_golden_calls",
     "box_of_part",
-    "calls_of",
     "find_fused",
     "given_as_golden",
     "in_pieces_like",
@@ -31,6 +30,7 @@ __all__ = [
     "on_fusions",
     "rows",
     "starts_of",
+    "terms_of_calls",
     "viewed",
     "with_carried_sums",
     "with_sums_of_pieces",

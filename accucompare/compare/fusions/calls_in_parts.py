@@ -322,7 +322,7 @@ class _Translator:
         (first, *_), call = parts, unit.ours[0]
         (whole,) = self._ours.of(first.name, [call], first)
         made: Record | None = None
-        if whole is not None and all(map(is_plain, (whole, *parts))):
+        if whole is not None and all(map(_is_one_tensor, (whole, *parts))):
             made = _added_up(parts, whole) or _side_by_side(parts, whole)
             if made is None and {each.shape for each in parts} == {whole.shape}:
                 if first.digest is not None and len({each.digest for each in parts}) == 1:
@@ -339,7 +339,7 @@ class _Translator:
         """What a call has of each of golden's; as it is if that does not fit."""
         held = self._ours.of(record.name, unit.ours, record)
         parts = [each for each in held if each is not None]
-        if len(unit.ours) == 1 or len(parts) < len(held) or not is_plain(record):
+        if len(unit.ours) == 1 or len(parts) < len(held) or not _is_one_tensor(record):
             yield self._placed(record, unit.ours[0])
             return
         if (added := _added_up(parts, record)) is not None:
@@ -400,5 +400,5 @@ def _number(record: Record) -> float | None:
     return float(known.min)
 
 
-def is_plain(record: Record) -> bool:
+def _is_one_tensor(record: Record) -> bool:
     return record.layout is Layout.STRIDED and record.shard is None and is_as_captured(record)

@@ -84,12 +84,9 @@ class _Weights:
     """The parameters of a side that the other does not have alike under the same name."""
 
     def __init__(self, entries: Mapping[str, _Entry], own: Collection[tuple[str, str]]) -> None:
-        """
-        Args:
-            own: names of golden's and of the candidate's that stand for one parameter, of one
-                shape. Its values may be those of a fresh model.
-        """
         self.entries = entries
+        # names of golden's and of the candidate's that stand for one parameter, of one shape. Its
+        # values may be those of a fresh model.
         self._own = own
         self._named = {name for names in own for name in names}
         self.views: dict[int, list[_View]] = defaultdict(list)  # by width

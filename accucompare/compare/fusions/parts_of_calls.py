@@ -105,7 +105,7 @@ def box_of_part(whole: Record, start: _Shape, part: Record, is_part: bool) -> Bo
     return Box((0,), (term,), where=((first, first + many),), flat=True, form=form)
 
 
-def calls_of(record: Record) -> Iterator[Record]:
+def terms_of_calls(record: Record) -> Iterator[Record]:
     """What the calls have, one by one, of a record that several of them make up."""
     if isinstance(record, GlobalRecord) and record.evidence is LayoutEvidence.CALLS:
         yield from (term for box in record.boxes for term in box.terms)
@@ -145,7 +145,7 @@ def one_by_one(calls: Sequence[Record]) -> GlobalRecord:
 
 def of_calls_like(record: GlobalRecord, records: Mapping[Key, Record]) -> GlobalRecord | None:
     """What another run's calls make up, as those of a record do; ``None`` if one is missing."""
-    held = {each.key: records.get(each.key) for each in calls_of(record)}
+    held = {each.key: records.get(each.key) for each in terms_of_calls(record)}
     found = {key: each for key, each in held.items() if each is not None}
     if len(found) < len(held):
         return None

@@ -43,15 +43,12 @@ _OF_ALL_PARTS = (RankCheck.REDUCTION, RankCheck.NORM)
 
 
 def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -> RunChecks:
-    """Check what must hold between the ranks of one run, step by step.
+    """Check what must hold between the ranks of one run, step by step. Raises BundleError if the
+    bundle is missing, damaged, or of a newer format; UsageError if it has one rank only.
 
     Args:
         path: of the bundle.
         progress: called with the steps done, and all.
-
-    Raises:
-        BundleError: if the bundle is missing, damaged, or of a newer format.
-        UsageError: if it has one rank only.
     """
     with open_bundle(path) as bundle:
         ranks = bundle.manifest.ranks

@@ -90,18 +90,16 @@ def _error_of(record: Record, count: int) -> float:
 
 
 def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metrics:
-    """Lower bounds on a pair's metrics, from its statistics.
+    """Lower bounds on a pair's metrics, from its statistics. Returns metrics: ``elements`` and the
+    counts of NaN and Inf are exact. ``bias`` is the difference of the means, moved towards 0 by its
+    possible error. ``rel_l2``, ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and
+    ``nonfinite_mismatch`` are lower bounds; all else is ``None``. If the counts of NaN or Inf
+    differ, or masks may explain any difference, ``compared`` is 0, and nothing is said about the
+    finite values.
 
     Args:
         golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
         cosine: whether to compute ``one_minus_cosine`` (a third of the time); else it is 0.
-
-    Returns:
-        Metrics: ``elements`` and the counts of NaN and Inf are exact. ``bias`` is the difference of
-            the means, moved towards 0 by its possible error. ``rel_l2``, ``one_minus_cosine``,
-            ``max_abs``, ``mean_abs``, ``rmse`` and ``nonfinite_mismatch`` are lower bounds; all
-            else is ``None``. If the counts of NaN or Inf differ, or masks may explain any
-            difference, ``compared`` is 0, and nothing is said about the finite values.
     """
     ours, theirs = golden.statistics, candidate.statistics
     assert ours is not None

@@ -89,15 +89,10 @@ class Estimates:
         ] = {}
 
     def metrics(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
-        """Estimated metrics of a pair that ``can_estimate``.
-
-        Returns:
-            As ``compare.judging.bounds.lower_bounds``, with ``rel_l2``, ``rmse`` and
-            ``one_minus_cosine`` raised to their estimates, and ``deviation`` set.
-
-        Raises:
-            RecordError: if a sketch is damaged, or the two were made in different ways.
-        """
+        """Estimated metrics of a pair that ``can_estimate``. Returns as
+        ``compare.judging.bounds.lower_bounds``, with ``rel_l2``, ``rmse`` and ``one_minus_cosine``
+        raised to their estimates, and ``deviation`` set. Raises RecordError if a sketch is damaged,
+        or the two were made in different ways."""
         assert golden.statistics is not None
         size = _size(ours, golden) or _size(theirs, candidate)
         if (

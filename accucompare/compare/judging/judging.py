@@ -23,7 +23,7 @@ from accucompare.compare.judging.judge import (
     settle_noise,
     settle_unsteady,
 )
-from accucompare.compare.judging.proof import doubt, limit_on_rounded
+from accucompare.compare.judging.proof import doubt, driven_by_rounding
 from accucompare.compare.judging.rank_verdicts import settle_ranks
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.judging.small_pairs import with_small_pairs
@@ -32,8 +32,8 @@ from accucompare.compare.limits import (
     Expected,
     Tolerance,
     differing,
+    excess_limit,
     float_dtype,
-    with_ceiling,
 )
 from accucompare.compare.measuring import (
     Metrics,
@@ -193,17 +193,15 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task) -> Pai
     doubtful = doubt(sides, task, golden, candidate, expected)
     if doubtful is not None:
         expected, tolerance = doubtful.expected, because(tolerance, doubtful.remark)
-    driven = None
-    if expected is not None and doubtful is None:
-        driven = limit_on_rounded(sides, task, golden, candidate, expected, metrics.rel_l2)
-    if driven is not None:
-        tolerance = with_ceiling(tolerance, driven)
-        task = msgspec.structs.replace(task, tolerance=tolerance)
     noise = sides.noise(candidate, task.repeat, metrics)
-    verdict = judge_pair(golden, candidate, metrics, tolerance, expected)
-    if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES:
-        look = CloserLook(sides, task, golden, candidate, metrics, verdict, expected)
-        verdict = look.settled()
+    verdict = _judged_beside(sides, task, tolerance, metrics, expected)
+    if verdict.status is Status.FAIL and expected is not None and doubtful is None:
+        driven = driven_by_rounding(sides, task, golden, candidate, metrics.rel_l2)
+        if driven is not None:
+            dtype = expected.dtype or candidate.dtype
+            tolerance = tolerance.driven(driven, driven * excess_limit(metrics.compared, dtype))
+            verdict = _judged_beside(sides, task, tolerance, metrics, expected)
+            verdict = _beside_rounded_run(verdict, expected)
     if (
         metrics.deviation
         and metrics.golden_nan + metrics.golden_inf
@@ -212,8 +210,6 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task) -> Pai
         return PairOutcome(
             None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NON_FINITE_BEHIND_SKETCH,))
         )
-    if driven is not None:
-        verdict = _beside_rounded_run(verdict, expected)
     if doubtful is not None:
         verdict = doubtful.settle(verdict)
     if noise is not None:
@@ -224,6 +220,20 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task) -> Pai
         apart = sides.apart(sides.golden, golden, sides.golden_repeat, task.golden_repeat)
         verdict = settle_unsteady(verdict, tolerance, metrics, apart)
     return PairOutcome(metrics, verdict, None if expected is None else expected.measured, noise)
+
+
+def _judged_beside(
+    sides: Sides, task: Task, tolerance: Tolerance, metrics: Metrics, expected: Expected | None
+) -> Verdict:
+    """The verdict by limits and the baseline's error, after a closer look at training's values."""
+    golden, candidate = task.pair.golden, task.pair.candidate
+    assert golden is not None
+    assert candidate is not None
+    verdict = judge_pair(golden, candidate, metrics, tolerance, expected)
+    if expected is None or not tolerance.by_default or golden.role not in TRAINING_ROLES:
+        return verdict
+    task = msgspec.structs.replace(task, tolerance=tolerance)
+    return CloserLook(sides, task, golden, candidate, metrics, verdict, expected).settled()
 
 
 def _measured(

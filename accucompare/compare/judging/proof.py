@@ -23,7 +23,8 @@ If nothing explains it and two runs of the proof differ as much, golden's value 
 **Rounded values.** A second run of golden's code, in golden's precision, on golden's values rounded
 to the candidate's type, each operator's result rounded likewise, shows how far rounding alone
 drives a result: sin(3500 x 1.001), or a softmax's gradient, whose terms cancel. If it is as far off
-as the candidate, the place is ill-conditioned: any such error is rounding."""
+as the candidate, the place is ill-conditioned: any such error is rounding. For a float32 candidate
+of a float32 golden, float32's last three bits are rounded away."""
 
 from __future__ import annotations
 
@@ -51,6 +52,7 @@ from accucompare.compare.limits import (
     excess_limit,
     float_dtype,
     floor,
+    is_half,
     other_surroundings,
     partners,
     product_formats,
@@ -273,15 +275,15 @@ def _of(metrics: Metrics, rel_l2: float, rmse: float) -> float:
     return ours / theirs if theirs else (math.inf if ours else 0.0)
 
 
-def limit_on_rounded(
-    sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected, error: float
+def driven_by_rounding(
+    sides: Sides, task: Task, golden: Record, candidate: Record, error: float
 ) -> float | None:
-    """The relative L2 error up to which golden's own code on rounded values is off, too.
+    """The relative L2 error of golden's own code on rounded values, beside a proved baseline.
 
-    ``None`` if the error is not over the ceiling, or there is no such run.
+    ``None`` if there is no such run, or a half type's error is not over the ceiling: below it, a
+    run that rounds each result is no measure of code that keeps some in float32.
 
     Args:
-        expected: the baseline's error, which is proved.
         error: the candidate's relative L2 error.
     """
     record, ceiling = task.rounded, task.tolerance.ceiling
@@ -289,7 +291,8 @@ def limit_on_rounded(
         record is None
         or sides.rounded is None
         or ceiling is None
-        or not (task.tolerance.fed and ceiling < error < math.inf)
+        or not (task.tolerance.fed and error < math.inf)
+        or (error <= ceiling and is_half(candidate.dtype))
     ):
         return None
     # golden's own baseline needs no proof
@@ -303,6 +306,4 @@ def limit_on_rounded(
         driven = 0.0 if metrics.nonfinite_mismatch else metrics.rel_l2
     else:
         return None
-    dtype = expected.dtype or candidate.dtype
-    elements = math.prod(golden.shape)
-    return driven * excess_limit(elements, dtype) if math.isfinite(driven) else None
+    return driven if math.isfinite(driven) else None

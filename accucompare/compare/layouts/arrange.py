@@ -54,14 +54,12 @@ def arrangements(
     records: Mapping[Holder, Record], mesh: Mesh, shape: tuple[int, ...]
 ) -> list[Arrangement]:
     """The ways to fill a tensor of a shape with ranks' records, the likeliest first; maybe none.
+    Raises IncompleteError if a recorded layout leaves a hole or overlaps, or a rank is missing.
 
     Args:
         records: of one value, by rank and call of the model.
         mesh: of all of these.
         shape: of the global tensor.
-
-    Raises:
-        IncompleteError: if a recorded layout leaves a hole or overlaps, or a rank is missing.
     """
     units, left = _units(records, mesh)
     if all(unit.shape == shape for unit in units):

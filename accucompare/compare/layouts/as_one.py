@@ -16,6 +16,7 @@ import numpy as np
 from accucompare.bundle.format import (
     UPDATE_ROLES,
     GlobalRecord,
+    Left,
     Manifest,
     Record,
     Role,
@@ -67,7 +68,8 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
                 for name, entry in model[kind].items()
                 if name in known and same_fingerprint(entry, known[name])
             }
-    whole = len(model["parameters"]) == len(first.model.get("parameters") or {})
+    shapes = {name: tuple(entry["shape"]) for name, entry in model["parameters"].items()}
+    whole = len(shapes) == len(first.model.get("parameters") or {})
     steps = {step for step, _ in ranks.batches}
     merged = replace(
         first,
@@ -79,11 +81,11 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
         capture={
             **first.capture,
             "kept": _kept(manifests.values()),
-            "left": {},  # each rank's is its own
+            "left": _left([each.options.left for each in manifests.values()]),
         },
         inputs=golden.inputs if steps and golden is not None else {},
         series=[
-            _series(bundle, entry, unified, golden, entry.step in steps, whole)
+            _series(bundle, entry, unified, golden, entry.step in steps, shapes if whole else {})
             if entry.step not in ranks.short
             else _of_some_ranks(entry)
             for entry in first.series
@@ -100,6 +102,20 @@ def _kept(manifests: Iterable[Manifest]) -> list[str] | None:
     """The plain attributes in which any rank keeps a tensor, such as a pipeline stage its input."""
     kept = [each.options.kept for each in manifests]
     return None if None in kept else sorted({name for own in kept for name in own or ()})
+
+
+def _left(sides: Sequence[Left | None]) -> dict[str, Any] | None:
+    """What the ranks left in attributes; of one module, what its first rank left."""
+    left = [each for each in sides if each is not None]
+    tables = {
+        kind: dict(item for each in reversed(left) for item in getattr(each, kind).items())
+        for kind in ("numbers", "unchanged", "held")
+    }
+    names = {
+        kind: sorted({name for each in left for name in getattr(each, kind)})
+        for kind in ("dropped", "beyond")
+    }
+    return {**tables, **names} if len(left) == len(sides) else None
 
 
 def _not_fed(ranks: RankRecords) -> list[Unfed]:
@@ -186,7 +202,7 @@ def _series(
     unified: Unified,
     golden: Manifest | None,
     same_rows: bool,
-    whole: bool,
+    whole: Mapping[str, tuple[int, ...]],
 ) -> StepSeries:
     """One step's numbers of the global model.
 
@@ -195,13 +211,13 @@ def _series(
 
     Args:
         same_rows: whether the ranks were given golden's rows.
-        whole: whether each rank holds all parameters whole.
+        whole: the shapes of all parameters, if each rank holds them whole.
     """
     manifests = bundle.manifests.values()
     entries = [entry for each in manifests for entry in each.series if entry.step == first.step]
     series = () if golden is None else golden.series
     theirs = next((each for each in series if each.step == first.step), None)
-    norm = _norm(bundle, unified.pairs, first.step, theirs)
+    norm = _norm(bundle, unified.pairs, first.step, theirs, whole)
     factor = _clipping(entries, theirs)
     if norm is not None and factor is None and theirs is not None:
         factor = _own_clipping(norm, theirs)
@@ -263,10 +279,17 @@ def _losses(
 
 
 def _norm(
-    bundle: Bundle, pairs: Iterable[Pair], step: int, golden: StepSeries | None
+    bundle: Bundle,
+    pairs: Iterable[Pair],
+    step: int,
+    golden: StepSeries | None,
+    whole: Mapping[str, tuple[int, ...]],
 ) -> float | None:
     """The L2 norm of the gradients put together, of golden's if ``golden`` is ``None``; ``None``
-    unless golden's make up golden's own norm."""
+    unless golden's make up golden's own norm. Of replicas that differ, and lie side by side, it is
+    that of one.
+
+    Args: ``whole``: see ``_series``."""
     sides: tuple[list[float], list[float]] = [], []
     for pair in pairs:
         record = pair.golden
@@ -274,10 +297,12 @@ def _norm(
             continue
         norms = [_l2(each) for each in (pair.golden, pair.candidate)]
         own = 0 if golden is None else 1
+        shape = whole.get(f"{record.name}.{record.path}".removeprefix("."), record.shape)
+        times = math.prod(record.shape) / (math.prod(shape) or 1) or 1.0
         if norms[own] is None:
             norms[own] = _l2_of_sums(bundle, pair.golden if golden is None else pair.candidate)
         for side, norm in zip(sides, norms, strict=True):
-            side.append(math.nan if norm is None else norm)
+            side.append(math.nan if norm is None else norm / math.sqrt(times))
     ours, theirs = (math.hypot(*side) for side in sides)
     if golden is None:
         return None if math.isnan(ours) or not sides[0] else ours

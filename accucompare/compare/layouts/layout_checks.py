@@ -22,15 +22,9 @@ _Given = Mapping[tuple[str, str], list[Record]]
 
 
 def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
-    """Refuse a bundle whose ranks cannot tell how this capture's share golden.
-
-    Args:
-        ranks: how many processes capture.
-
-    Raises:
-        UsageError: if it has other ranks, lacks one, is incomplete or fed itself, has other
-            steps, or was given other inputs.
-    """
+    """Refuse a bundle whose ranks cannot tell how this capture's share golden. Raises UsageError if
+    it has other ranks, lacks one, is incomplete or fed itself, has other steps, or was given other
+    inputs. ``ranks``: how many processes capture."""
     held, path = layout.manifest.ranks, layout.path
     if held != ranks:
         raise UsageError(

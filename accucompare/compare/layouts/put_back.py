@@ -205,8 +205,16 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
     model["aliases"] = {
         module(own): module(first) for own, first in (model.get("aliases") or {}).items()
     }
-    kept = manifest.options.kept
-    own = {} if kept is None else {"kept": [attribute(each) for each in kept], "left": {}}
+    kept, left = manifest.options.kept, manifest.options.left
+    own: dict[str, Any] = {} if kept is None else {"kept": [attribute(each) for each in kept]}
+    if left is not None:
+        own["left"] = {
+            "numbers": {module(name): table for name, table in left.numbers.items()},
+            "unchanged": {module(name): table for name, table in left.unchanged.items()},
+            "held": {attribute(name): digest for name, digest in left.held.items()},
+            "dropped": [attribute(each) for each in left.dropped],
+            "beyond": [attribute(each) for each in left.beyond],
+        }
     return replace(manifest, model=model, capture={**manifest.capture, **own})
 
 

@@ -64,15 +64,13 @@ def unify(
     candidate: RankRecords | None,
     given: Sequence[GivenLayout] = (),
 ) -> Unified:
-    """Put the ranks' records of each pair together.
+    """Put the ranks' records of each pair together. Raises UsageError if a given layout names
+    dimensions that the mesh lacks.
 
     Args:
         pairs: of the records that ``RankRecords.first`` gives.
         golden, candidate: the sides' ranks; ``None`` for a side of one rank.
         given: layouts of the candidate's tensors that the user gave.
-
-    Raises:
-        UsageError: if a given layout names dimensions that the mesh lacks.
     """
     unified = Unified([], {}, {})
     for each in given:

@@ -270,14 +270,12 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
 
 
 def check_beside(golden: Bundle, run: Bundle, rounded: bool) -> None:
-    """Refuse a run beside a baseline unless it is in golden's precision, on golden's values.
+    """Refuse a run beside a baseline unless it is in golden's precision, on golden's values. Raises
+    UsageError if it is not.
 
     Args:
         golden: what it should have been fed with.
         rounded: whether golden's values were to be rounded before they were fed.
-
-    Raises:
-        UsageError: if it is not.
     """
     options = run.manifest.options
     if not run.complete:
@@ -303,14 +301,12 @@ def check_beside(golden: Bundle, run: Bundle, rounded: bool) -> None:
 
 
 def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Place) -> None:
-    """Refuse a baseline if most of its records have another dtype than the candidate's.
+    """Refuse a baseline if most of its records have another dtype than the candidate's. Raises
+    UsageError if most differ. A few are judged without it, or as ``is_wider`` says.
 
     Args:
         pairs: golden and the candidate.
         baselines: the baseline's record for each of golden's.
-
-    Raises:
-        UsageError: if most differ. A few are judged without it, or as ``is_wider`` says.
     """
     wrong: Counter[tuple[str, str, str]] = Counter()
     right = 0

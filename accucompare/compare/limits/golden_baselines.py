@@ -187,14 +187,12 @@ def own_baseline(golden: Bundle, candidate: Bundle) -> Place | None:
 
 def keep_errors(golden: Place, baseline: Place, out: Place) -> Place:
     """Write a baseline's distances from golden, record by record, as a bundle of a few kilobytes.
+    Raises BundleError if one of the two is damaged; CaptureError if one of the two is incomplete,
+    or the new one cannot be written.
 
     Args:
         baseline: a capture that was fed with ``golden``.
         out: the directory to write.
-
-    Raises:
-        BundleError: if one of the two is damaged.
-        CaptureError: if one of the two is incomplete, or the new one cannot be written.
     """
     with open_bundle(golden) as trusted, open_bundle(baseline) as fed:
         for bundle in (trusted, fed):

@@ -49,15 +49,12 @@ class Rule:
 
 
 def read_rules(path: str | Path) -> tuple[Rule, ...]:
-    """Read a tolerance file.
+    """Read a tolerance file. Raises UsageError if it cannot be read, or holds anything else.
 
     Args:
         path: a TOML file of ``[[rule]]`` tables, each with globs (``layer``, ``type``, ``role``,
             ``dtype``; ``"*"`` if left out) and at least one limit (``atol``, ``rtol``, ``rel_l2``,
             ``cosine``).
-
-    Raises:
-        UsageError: if it cannot be read, or holds anything else.
     """
     path = local(path)
     if sys.version_info >= (3, 11):  # here, for few diffs have such a file

@@ -11,9 +11,6 @@ from accucompare.bundle.format import Left, Manifest
 from accucompare.compare.pairing import Renaming, rename
 from accucompare.launched import is_of_launcher
 
-#: An attribute's value before and after the steps.
-_BegunAndLeft = tuple[Any, Any]
-
 
 @dataclass(frozen=True)
 class OtherCode:
@@ -111,8 +108,7 @@ def other_configuration(
 ) -> Iterable[tuple[str, str, Any, Any]]:
     """Attributes that differ in two captures: module, attribute, golden's and the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
-    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
-    sizes = set() if golden.mesh == other.mesh else sizes - {1}
+    sizes = _other_sizes(golden, other)
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
         yield from (
@@ -128,27 +124,24 @@ def other_configuration(
 def left_otherwise(
     golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = (), limit: float = 0.0
 ) -> Iterable[tuple[str, str, Any, Any]]:
-    """The same of attributes that the steps have changed, as they are at the end: ``None`` for one
-    that the other does not have.
+    """The same of attributes that the steps have changed, as they are at the end. Ranks count their
+    own micro-batches, so nothing is said of them.
 
     Two that began otherwise, as in a model that has run before, differ if their changes do.
     ``limit``: of the relative error of fractions.
     """
     pair = _both_left(golden, other)
-    if pair is None:
+    if pair is None or _other_sizes(golden, other):
         return
-    ours, theirs = (left.numbers for left in pair)
+    ours, theirs = pair
     classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
-    for name in dict.fromkeys([*classes[0], *ours]):
+    for name in classes[0]:
         partner = rename(name, renamings) or name
-        of_loop = name not in classes[0]  # an optimizer and its like
-        alike = partner in theirs if of_loop else classes[0][name] == classes[1].get(partner)
-        for key in dict.fromkeys([*ours.get(name, ()), *theirs.get(partner, ())]) if alike else ():
+        if classes[0][name] != classes[1].get(partner):
+            continue
+        for key in dict.fromkeys([*ours.numbers.get(name, ()), *theirs.numbers.get(partner, ())]):
             one, two = _begun_and_left(golden, name, key), _begun_and_left(other, partner, key)
-            if of_loop or key.startswith("("):  # a count that every module has
-                one, two = _filled(one, two), _filled(two, one)
-            known = one[1] is not None and not (of_loop and two[1] is None)
-            if known and not _agree(one, two, limit):
+            if None not in (one[1], two[1]) and not _agree(one, two, limit):
                 yield name, key, one[1], two[1]
 
 
@@ -166,22 +159,14 @@ def held_otherwise(
 
 
 def _both_left(golden: Manifest, other: Manifest) -> tuple[Left, Left] | None:
-    """What each side left in attributes after the same step; ``None`` if that is not known, or is a
-    rank's share."""
+    """What each side left in attributes after the same step; ``None`` if that is not known."""
     ours, theirs = golden.options, other.options
-    if any(each.ranks > 1 or each.mesh for each in (golden, other)):
-        return None
     if ours.left is None or theirs.left is None or ours.closing is None:
         return None
     return (ours.left, theirs.left) if ours.closing == theirs.closing else None
 
 
-def _filled(value: _BegunAndLeft, other: _BegunAndLeft) -> _BegunAndLeft:
-    """What is not known is as the other's was before its steps."""
-    return value if value[1] is not None else (other[0], other[0])
-
-
-def _begun_and_left(manifest: Manifest, name: str, key: str) -> _BegunAndLeft:
+def _begun_and_left(manifest: Manifest, name: str, key: str) -> tuple[Any, Any]:
     """An attribute's value before and after the steps; ``None`` where it is not known."""
     left = manifest.options.left
     if left is not None and key in left.numbers.get(name, {}):
@@ -194,18 +179,24 @@ def _begun_and_left(manifest: Manifest, name: str, key: str) -> _BegunAndLeft:
     return value, value
 
 
-def _agree(golden: _BegunAndLeft, other: _BegunAndLeft, limit: float) -> bool:
+def _agree(golden: tuple[Any, Any], other: tuple[Any, Any], limit: float) -> bool:
     kinds = {type(golden[1]), type(other[1])}
     if float in kinds and kinds <= {float, int}:
         alike = math.isclose(golden[1], other[1], rel_tol=limit)
     else:
         alike = repr(golden[1]) == repr(other[1])
-    if alike or repr(golden[0]) == repr(other[0]) or other[1] is None:
+    if alike or repr(golden[0]) == repr(other[0]):
         return alike
     if kinds != {int}:
         return True  # it began otherwise
     ours, theirs = (after - (before or 0) for before, after in (golden, other))
     return bool(ours == theirs)
+
+
+def _other_sizes(golden: Manifest, other: Manifest) -> set[int]:
+    """The sizes of the meshes of two captures, if they are not the same."""
+    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
+    return set() if golden.mesh == other.mesh else sizes - {1}
 
 
 #: Attributes that say of what type a module's input is.

@@ -22,6 +22,7 @@ from accucompare.compare.constants import (
     SMALLEST_COSINE,
 )
 from accucompare.compare.limit_facts import LimitOrigin, LimitsOfPair, LimitSource
+from accucompare.compare.limits.baseline import floor
 from accucompare.compare.remarks import PairRemark
 from accucompare.errors import UsageError
 from accucompare.numbers import DTYPES
@@ -94,7 +95,8 @@ class Tolerance:
         ceiling: the largest relative L2 error that is rounding, whatever judges, if known.
         fed: whether the candidate was fed, so that an error over the ceiling was made here.
         summing: the relative L2 error of another order of long sums; a baseline has only one order.
-        composed: that of a recurrent module composed of operators; a fused baseline rounds less.
+        composed: what rounding makes although the baseline is nearer: of a recurrent module that
+            is composed of operators, where the baseline's is fused; of terms that cancel.
         kernels: how many times as far off as others a device's kernel may be.
         noise: the relative L2 error that rounding makes of a gradient whose terms cancel, or that
             is made of such a one; 0 for others.
@@ -155,6 +157,19 @@ class Tolerance:
         scaled = self.scaled(terms)
         return replace(scaled, summing=scaled.rel_l2 or 0.0) if self.by_default else scaled
 
+    def of_terms(self, times: float, dtype: str) -> Tolerance:
+        """The same with room for the least rounding of terms so many times as large, whatever the
+        baseline; the user's limits stay."""
+        if times <= 1.0 or not self.by_default or dtype not in DTYPES:
+            return self
+        return replace(self, composed=max(self.composed, floor(dtype) * times))
+
+    def driven(self, error: float, most: float) -> Tolerance:
+        """The same where rounding alone makes this error, and hardly ever more than ``most``."""
+        return replace(
+            with_ceiling(self, most), composed=max(self.composed, error) if self.by_default else 0.0
+        )
+
     def of_sums(self, terms: int, dtype: str) -> Tolerance:
         """The same with room for another order of summing so many terms; the user's limits stay."""
         if not terms:
@@ -183,13 +198,14 @@ class Tolerance:
         return replace(self, rel_l2=self.rel_l2 * times, kernels=times)
 
     def of_spacing(self, dtype: str, rmse: float, rel_l2: float) -> Tolerance:
-        """The same with room for rounding to the numbers nearest to zero; the user's limits stay.
+        """The same with room for rounding to the numbers nearest to zero, or for zeros in place of
+        subnormal ones; the user's limits stay.
 
         Args:
             dtype: the candidate's.
             rmse, rel_l2: the error.
         """
-        most = FED_ROUNDINGS * DTYPES[dtype].spacing / 2
+        most = FED_ROUNDINGS * max(DTYPES[dtype].spacing, DTYPES[dtype].flushed) / 2
         if not (most and 0.0 < rmse <= most and rel_l2 < math.inf) or not self.by_default:
             return self
         room = rel_l2 * most / rmse

@@ -100,7 +100,7 @@ def measure_pair(
     masks: bool = False,
     run: Run = map,
 ) -> Metrics:
-    """Measure a pair of tensors of one shape and kind.
+    """Measure a pair of tensors of one shape and kind. Raises ValueError if the two kinds differ.
 
     Args:
         golden, candidate: the two tensors' stored bits.
@@ -109,9 +109,6 @@ def measure_pair(
         masks: whether to look for masks, in NumPy's slower pass: only if both tensors may hold some
             (``compare.measuring.masks``).
         run: a ``map`` over the tensors' segments, maybe parallel; it changes no result.
-
-    Raises:
-        ValueError: if the two kinds differ.
     """
     golden_dtype, candidate_dtype = dtypes
     if golden_dtype.kind is not candidate_dtype.kind:

@@ -100,14 +100,13 @@ class Terms:
             own.setdefault(record.role, math.sqrt(max(square, 0.0)))
 
     def normalised(self, record: Record) -> float:
-        """How many times as large as a normalisation's input gradient its terms are, if they
-        cancel; else 1."""
+        """How many times as large as a normalisation's input gradient its terms are; 1 if unknown,
+        or smaller."""
         size, own = _size(record), self._spreads.get(call_of(record), {})
         if record.role is not Role.GRAD_INPUT or not size or not own.get(Role.INPUT):
             return 1.0
         terms = self._arrived.get(call_of(record), 0.0) * own.get(Role.OUTPUT, 0.0)
-        times = terms / own[Role.INPUT] / size
-        return times if times >= CANCELS else 1.0
+        return max(terms / own[Role.INPUT] / size, 1.0)
 
     def cancelled(self, record: Record) -> float:
         """The same of a free-running gradient: what rounds where terms cancel goes on to all
@@ -131,8 +130,11 @@ class Terms:
             found = self._of_parameters.get(part, 1.0)
         return found if found >= CANCELS else 1.0
 
-    def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
-        """The limits of golden's record, with room for the rounding of its terms."""
+    def widened(self, tolerance: Tolerance, record: Record, dtype: str) -> Tolerance:
+        """The limits of golden's record, with room for the rounding of its terms.
+
+        ``dtype``: the candidate's.
+        """
         size, call, part = _size(record), call_of(record), _part(record)
         update = (record.rank, record.step, record.call, part[-1])
         terms = size
@@ -169,7 +171,10 @@ class Terms:
             arrived = self._arrived.get(source_of(record) or call, 0.0)
             if size <= DTYPES[record.dtype].rounding * arrived:
                 return tolerance.of_rounding_alone(arrived / size)
-        return tolerance.scaled(max(terms / size, 1.0))
+        times = max(terms / size, 1.0)
+        if record.role is not Role.PARAM_UPDATE:  # whose rounding a baseline shows
+            tolerance = tolerance.of_terms(times, dtype)
+        return tolerance.scaled(times)
 
 
 def _size(record: Record) -> float:

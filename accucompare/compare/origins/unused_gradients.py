@@ -97,7 +97,7 @@ class _Side:
                     self._added[self._parameter(record)].append(
                         (place, record.statistics.l2 or 0.0)
                     )
-            elif record.role is Role.PARAM_UPDATE:
+            elif record.role in (Role.PARAM_UPDATE, Role.PARAM_CHANGED):
                 self._updated.add(self._parameter(record))
             elif record.role is Role.PARAM_GRAD and both:
                 self._taken[self._parameter(record)].append((place, row))

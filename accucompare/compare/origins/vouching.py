@@ -39,7 +39,7 @@ from accucompare.bundle.format import (
     Record,
     Role,
 )
-from accucompare.compare.fusions import calls_of
+from accucompare.compare.fusions import terms_of_calls
 from accucompare.compare.judging import but_plain, with_changed
 from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.module_calls import (
@@ -262,7 +262,7 @@ class _Calls:
                 and golden.role not in _AFTERWARDS
             ):
                 self._golden[call_of(candidate)] = call_of(golden)
-                for own in calls_of(candidate):
+                for own in terms_of_calls(candidate):
                     self._golden[call_of(own)] = call_of(golden)
                     self._in_parts.add(call_of(golden))
                 for called, record in zip(self._called, (golden, candidate), strict=True):

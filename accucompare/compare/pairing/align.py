@@ -41,17 +41,15 @@ def pair_records(
     """Pair the records of two bundles by rank, step, name, call, role and path.
 
     An input passed by position on one side and by name on the other is paired by its name in the
-    signature. A tensor is also paired with the first of a returned tuple.
+    signature. A tensor is also paired with the first of a returned tuple. Returns one pair per
+    record of either side, in golden's order; the candidate's unpaired records follow the one before
+    them.
 
     Args:
         golden, candidate: their records, in execution order.
         renamings: of golden's layers.
         signatures: golden's and the candidate's.
         parameters: golden's names to the candidate's other first names.
-
-    Returns:
-        One pair per record of either side, in golden's order; the candidate's unpaired records
-        follow the one before them.
     """
     by_key = {record.key: record for record in golden}
     candidate = list(candidate)

@@ -15,7 +15,7 @@ import msgspec
 
 from accucompare.bundle.format import SERIES_ROLES, UPDATE_ROLES, Layout, Record, Role
 from accucompare.compare.constants import BY_DIGITS
-from accucompare.compare.pairing.renames import Renaming, rename
+from accucompare.compare.pairing.renames import Renaming, own_names
 from accucompare.numbers import DTYPES
 
 #: (rank, step, name).
@@ -35,8 +35,7 @@ def in_goldens_order(
     ours, theirs = _given(golden), _given(candidate)
     orders: dict[_Module, dict[int, int]] = {}
     for (rank, step, name), calls in ours.items():
-        new = rename(name, renamings)
-        places = [(rank, step, each) for each in (new, name) if each is not None]
+        places = ((rank, step, each) for each in own_names(name, renamings))
         place = next((each for each in places if each in theirs), None)
         if place is not None and len(calls) == len(theirs[place]) > 1:
             orders[place] = _order(calls, theirs[place])

@@ -96,6 +96,11 @@ def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
     return next((new for renaming in renamings if (new := renaming.apply(name)) is not None), None)
 
 
+def own_names(name: str, renamings: Iterable[Renaming]) -> list[str]:
+    """What a layer of golden's may be called in a model: by its new name, or else as it is."""
+    return [each for each in (rename(name, renamings), name) if each is not None]
+
+
 def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
     """A parameter's or buffer's new name, by its layer's renaming or its own."""
     layer, _, own = name.rpartition(".")
@@ -199,14 +204,9 @@ def _renamed_table(
 
 
 def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model]]) -> None:
-    """Refuse maps that have no effect or are ambiguous.
-
-    Args:
-        sides: pairs of golden's model and the model that it is fed to or that takes over its state.
-
-    Raises:
-        UsageError: if one matches no name, leads to none, or gives two of golden's names one.
-    """
+    """Refuse maps that have no effect or are ambiguous. Raises UsageError if one matches no name,
+    leads to none, or gives two of golden's names one. ``sides``: pairs of golden's model and the
+    model that it is fed to or that takes over its state."""
     for renaming in renamings:
         targets = [
             (new, new in (own.get(kind) or {}))

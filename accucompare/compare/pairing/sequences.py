@@ -19,7 +19,7 @@ from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.constants import ALIKE_OPERATORS
 from accucompare.compare.pairing.align import Pair, pair_records
 from accucompare.compare.pairing.order_of_calls import in_goldens_order
-from accucompare.compare.pairing.renames import Renaming, Signatures, rename
+from accucompare.compare.pairing.renames import Renaming, Signatures, own_names
 from accucompare.numbers import DTYPES
 
 #: The worth of a pair, plus that of equal numbers and strings, similar values, equal lines.
@@ -95,17 +95,9 @@ def numbered_as(
     numbers: dict[tuple[_Call, str, int], int] = {}
     for call, steps in _sequences(golden).items():
         rank, step, name, index = call
-        new = rename(name, renamings)
-        partner = next(
-            (
-                each
-                for each in (new, name)
-                if each is not None and (rank, step, each, index) in theirs
-            ),
-            None,
-        )
-        if partner is not None:
-            other = (rank, step, partner, index)
+        places = ((rank, step, each, index) for each in own_names(name, renamings))
+        other = next((each for each in places if each in theirs), None)
+        if other is not None:
             numbers.update(
                 {
                     (other, *operator): number

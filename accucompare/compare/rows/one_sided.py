@@ -50,7 +50,6 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
         for each in (() if manifest.feed is None else manifest.feed.not_fed)
     }
     flat = _flattened(pairs)
-    before = _before_no_update(golden, candidate, pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
@@ -71,7 +70,6 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or _passes_by(pair, unfed)
             or _not_trained(pair.record, untrained, any(each.backward for each in options))
             or _not_run(pair, steps)
-            or before.get(place)
         )
         if why is not None:
             found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(why,)))
@@ -129,25 +127,6 @@ def _not_looked(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | N
     if side.manifest.options.closing != step or step in looked:
         return None
     return NotOnSide(OneSideWhy.RAN_ON, lacks_golden)
-
-
-def _before_no_update(
-    golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]
-) -> dict[int, PairRemark]:
-    """Why an older bundle has no record of how optimizers are left after their last updates."""
-    older = [each.manifest.options.left is None for each in (golden, candidate)]
-    if not any(older):
-        return {}
-    made = (Role.STATE_AFTER, Role.PARAM_UPDATE)
-    updates = {pair.record.key[:4] for pair in pairs if pair.record.role in made}
-    updates |= {(*key[:2], "", key[3]) for key in updates}
-    return {
-        place: NotOnSide(OneSideWhy.VERSION, golden=pair.golden is None)
-        for place, pair in enumerate(pairs)
-        if pair.record.role is Role.STATE_BEFORE
-        and older[pair.golden is not None]
-        and pair.record.key[:4] not in updates
-    }
 
 
 def _cast(pairs: Sequence[Pair]) -> set[tuple[int, int, str, int, str]]:

@@ -80,7 +80,8 @@ def climb(
     settings = settings_of(pairs, by_rank)
     judged_by = _judged_by(fed, limits, bool(_tells(ours, expected)), bool(of_rounding))
     same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
-    digests = Digests(same_type or _any_same(pairs, "batch"), same_type)
+    same_batches = _same_batches(pairs)
+    digests = Digests(same_type or any(same_batches), same_type)
     shown = of_rounding[0] if of_rounding else {}
     compared = (
         given_within(rows, limits.by_user) if limits.by_user or not given.has_limit else frozenset()
@@ -99,7 +100,7 @@ def climb(
         norm=_wander(ours, theirs, Quantity.NORM),
         expected_loss=_wander(ours, shown, Quantity.LOSS),
         expected_norm=_wander(ours, shown, Quantity.NORM),
-        same_batches=_same_batches(pairs, digests),
+        same_batches=all(same_batches) if same_batches and digests.batches else None,
         several_ranks=len(golden) > 1 or len(candidate) > 1,
         same_type=same_type,
     )
@@ -203,15 +204,9 @@ def coarsest(*manifests: Manifest) -> str:
     return min(known, key=lambda name: (DTYPES[name].digits, name), default="float32")
 
 
-def _any_same(pairs: Iterable[StepPair], name: str) -> bool:
-    both = (
-        (getattr(pair.golden, name, None), getattr(pair.candidate, name, None)) for pair in pairs
-    )
-    return any(ours is not None and ours == theirs for ours, theirs in both)
-
-
-def _same_batches(pairs: Iterable[StepPair], digests: Digests) -> bool | None:
-    known = [
+def _same_batches(pairs: Iterable[StepPair]) -> list[bool]:
+    """Of the steps whose batches are known, whether both sides were given the same."""
+    return [
         pair.golden.batch == pair.candidate.batch
         for pair in pairs
         if pair.golden is not None
@@ -219,4 +214,3 @@ def _same_batches(pairs: Iterable[StepPair], digests: Digests) -> bool | None:
         and pair.golden.batch
         and pair.candidate.batch
     ]
-    return all(known) if known and digests.batches else None

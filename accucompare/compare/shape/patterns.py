@@ -67,16 +67,14 @@ def describe_error(
     sample: Sample | None = None,
     normalised: bool = False,
 ) -> ErrorShape:
-    """What an error looks like. Scaling both arrays by one factor changes only saturation.
+    """What an error looks like. Scaling both arrays by one factor changes only saturation. Raises
+    ValueError if the shapes differ.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
         dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
         sample: which part of two larger tensors the arrays are.
         normalised: whether they are a normalisation's output, where eps scales rows.
-
-    Raises:
-        ValueError: if the shapes differ.
     """
     if golden.shape != candidate.shape:
         raise ValueError(f"shapes differ: {golden.shape} and {candidate.shape}")

@@ -2,7 +2,7 @@
 
 from accucompare.compare.tokens.inner_choices import Scores
 from accucompare.compare.tokens.paired_sides import PairedSides, call_of_pair
-from accucompare.compare.tokens.routing import Routing, routings
+from accucompare.compare.tokens.routing import Routing
 from accucompare.compare.tokens.row_labels import HeldRows, RowLabels, paired_rows, row_digests
 from accucompare.compare.tokens.token_pairs import PairedTokens, pairs_by_token, with_tokens
 
@@ -16,7 +16,6 @@ __all__ = [
     "call_of_pair",
     "paired_rows",
     "pairs_by_token",
-    "routings",
     "row_digests",
     "with_tokens",
 ]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.compare.constants import FLIPPED
+from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RoutedOtherwise
 from accucompare.compare.tokens.paired_sides import PairedSides, call_of_pair
 from accucompare.compare.tokens.routing import Routing
@@ -23,6 +24,8 @@ _Mask = NDArray[np.bool_]
 
 #: Operators that compare, by the beginning of their names.
 _COMPARES = {f"aten.{name}.": getattr(operator, name) for name in ("lt", "le", "gt", "ge")}
+#: Operators that choose.
+_CHOOSES = (*_COMPARES, "aten.topk.", "aten.sort.", "aten.max.", "aten.min.", "aten.arg")
 #: What it takes may change hardly more than the scores do: the highest value, a mask that cuts at
 #: zero. Another choice of theirs explains nothing of what follows.
 _OF_VALUES = ("aten.max.", "aten.min.")
@@ -39,27 +42,17 @@ class _Flips(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What an operator chose by.
+    """What an operator chose by."""
 
-    Attributes:
-        number: the size of the number that it was compared with; 0 if with none.
-        same: whether it led to golden's choice.
-    """
-
-    number: float
-    same: bool
+    number: float  # the size of the number that it was compared with; 0 if with none
+    same: bool  # whether it led to golden's choice
 
 
 class InnerChoices(NamedTuple):
-    """What operators in modules' own code chose.
+    """What operators in modules' own code chose."""
 
-    Attributes:
-        otherwise: those that did not choose as golden's, in golden's order.
-        scores: what they chose by, by the pairs' places.
-    """
-
-    otherwise: list[Routing]
-    scores: dict[int, Scores]
+    otherwise: list[Routing]  # those that did not choose as golden's, in golden's order
+    scores: dict[int, Scores]  # what they chose by, by the pairs' places
 
     @classmethod
     def of(cls, sides: PairedSides) -> InnerChoices:
@@ -83,6 +76,13 @@ class InnerChoices(NamedTuple):
         return found
 
 
+def _is_kept(pair: Pair) -> bool:
+    """Whether the values of both sides were."""
+    return all(
+        each is not None and each.member is not None for each in (pair.golden, pair.candidate)
+    )
+
+
 def _is_otherwise(sides: PairedSides, place: int) -> bool | None:
     """Whether choices differ; ``None`` if there are not as many."""
     ours, theirs = sides.put_together(place) or (None, None)
@@ -104,7 +104,11 @@ def _by_operator(sides: PairedSides) -> dict[tuple[Any, ...], dict[str, int]]:
     found: dict[tuple[Any, ...], dict[str, int]] = {}
     for place, pair in enumerate(sides.pairs):
         record = pair.record
-        if record.role in (Role.OP_INPUT, Role.OP_OUTPUT):
+        if (
+            record.role in (Role.OP_INPUT, Role.OP_OUTPUT)
+            and record.type.startswith(_CHOOSES)
+            and _is_kept(pair)
+        ):
             key = *call_of_pair(pair), *record.operator
             found.setdefault(key, {})[record.part] = place
     return found
@@ -199,18 +203,18 @@ def _of_places(
     return _Flips(right, margins, apart, usual, finite * 2.0 ** -_digits(sides, place))
 
 
-#: Which are chosen: the highest or the lowest, and whether in order.
-_WAYS = ((-1, True), (1, True), (-1, False), (1, False))
+#: Whether the highest are chosen, or the lowest; and whether in order.
+_WAYS = ((True, True), (False, True), (True, False), (False, False))
 
 
-def _as_set(way: tuple[int, bool], values: _Floats) -> _Floats:
+def _as_set(way: tuple[bool, bool], values: _Floats) -> _Floats:
     return values if way[1] else np.sort(values, axis=1)
 
 
-def _fits(way: tuple[int, bool], scores: _Floats, taken: _Floats) -> bool:
+def _fits(way: tuple[bool, bool], scores: _Floats, taken: _Floats) -> bool:
     """Whether exactly these values are chosen that way."""
-    sign, _ = way
-    best = sign * np.sort(sign * scores, axis=1)[:, : taken.shape[1]]
+    ordered = np.sort(scores, axis=1)[:, :: -1 if way[0] else 1]
+    best = ordered[:, : taken.shape[1]]
     return bool(np.array_equal(_as_set(way, best), _as_set(way, taken)))
 
 

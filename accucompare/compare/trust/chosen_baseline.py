@@ -71,14 +71,12 @@ class ChosenBaseline:
         renamings: list[Renaming],
         fed: bool,
     ) -> tuple[ChosenBaseline, list[Task]]:
-        """The baseline with its records by golden's keys, and the tasks with those records.
+        """The baseline with its records by golden's keys, and the tasks with those records. Raises
+        UsageError if the user named it, and it is of another dtype than the candidate.
 
         Args:
             records: of golden, the candidate and the baseline.
             model: of golden's manifest.
-
-        Raises:
-            UsageError: if the user named it, and it is of another dtype than the candidate.
         """
         golden, candidate, own = records
         # a baseline with only a series judges only the series

@@ -113,14 +113,12 @@ def judge_finite(ranks: Ranks) -> CheckOutcome:
 def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Health:
     """Judge the last run of every rank.
 
-    For a check made on each rank, the worst outcome counts, with the first rank that has it.
+    For a check made on each rank, the worst outcome counts, with the first rank that has it. Raises
+    UsageError for an unknown threshold.
 
     Args:
         ranks: as ``accucompare.findings.analysis.read_logs`` gives them.
         thresholds: by name, in place of the defaults (see ``THRESHOLDS``).
-
-    Raises:
-        UsageError: for an unknown threshold.
     """
     given = thresholds or {}
     for name in given:

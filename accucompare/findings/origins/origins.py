@@ -462,13 +462,11 @@ def find_origins(
     limits: WatchLimits,
     sees_operators: bool = False,
 ) -> list[Finding]:
-    """Find where values that are not finite began.
+    """Find where values that are not finite began. Returns findings in the order of the step:
+    origins, and the calls that passed on what came from one.
 
     Args:
         sees_operators: whether the modules' own operators were observed.
-
-    Returns:
-        Findings in the order of the step: origins, and the calls that passed on what came from one.
     """
     observations = list(observations)
     search = _OriginSearch(

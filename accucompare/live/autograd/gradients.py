@@ -70,18 +70,14 @@ class GradientListener(Generic[P]):
     """Is called with the gradients of a backward; subclasses say what follows. It changes none."""
 
     def __init__(self, listener: Listener[Any], modules: Modules, distributed: bool) -> None:
-        """
-        Args:
-            listener: runs the work of hooks, and is idle while gradients are not wanted.
-            distributed: whether gradients of what FSDP gathers are included.
-        """
         self.parameters = list(parameters_of(modules))
         self.backwards = 0  # how many there were in this step
         # by a node's number, the calls that use its output, if lines were asked for
         self.uses: defaultdict[int, list[P]] = defaultdict(list)
+        # runs the work of hooks, and is idle while gradients are not wanted
         self._listener = listener
         self._modules = modules
-        self._distributed = distributed
+        self._distributed = distributed  # whether gradients of what FSDP gathers are included
         # by id: what takes the place of sharded parameters, and has a hook
         self._gathered: dict[int, torch.Tensor] = {}
         self._followed: set[int] = set()  # numbers of nodes that have a hook

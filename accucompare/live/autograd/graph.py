@@ -77,13 +77,12 @@ def observe_backward_no_more(observer: Observer) -> None:
 
 def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> list[Any]:
     """The autograd nodes from a backward's roots up to the model's, always in the same order.
+    Returns the nodes; none if they do not lead to the model, or are too many, as another model's
+    are.
 
     Args:
         roots: tensors or edges of the graph.
         is_inside: whether the node of this number is the model's.
-
-    Returns:
-        The nodes; none if they do not lead to the model, or are too many, as another model's are.
     """
     waiting = _nodes(roots)
     nodes: dict[int, Any] = {}  # by id; keeping a node keeps its id from being reused
@@ -104,12 +103,10 @@ def entered(
     roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[int], bool]
 ) -> set[int]:
     """The model's nodes where a backward enters it: at its roots, and behind the nodes outside.
+    Returns the numbers; none if unknown, since a root is outside and ``outside`` is empty.
 
     Args:
         roots, is_inside, outside: of ``nodes_outside``, and what it returned.
-
-    Returns:
-        The numbers; none if unknown, since a root is outside and ``outside`` is empty.
     """
     nodes = _nodes(roots)
     if not outside and any(

@@ -1,13 +1,7 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
 from accucompare.live.modules import points
-from accucompare.live.modules.attribute_walk import (
-    AttributeWalk,
-    Inner,
-    attribute_of,
-    containers_of,
-    is_of_torch,
-)
+from accucompare.live.modules.attribute_walk import AttributeWalk, Inner, containers_of, is_of_torch
 from accucompare.live.modules.attributes import (
     OF_EVERY_MODULE,
     Attributes,
@@ -32,23 +26,16 @@ from accucompare.live.modules.hooks import (
     listens,
     only_holds_modules,
 )
-from accucompare.live.modules.left_numbers import NumbersKept, numbers_inside
+from accucompare.live.modules.left_numbers import NumbersKept
 from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
-from accucompare.live.modules.recomputation import (
-    AroundSecondRun,
-    Witness,
-    witness,
-    witness_no_more,
-)
+from accucompare.live.modules.recomputation import Witness, witness, witness_no_more
 from accucompare.live.modules.state import put_together, state_record, take_apart
 from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
-    "MOST_ITEMS",
     "OF_EVERY_MODULE",
-    "AroundSecondRun",
     "AttributeWalk",
     "Attributes",
     "Call",
@@ -61,7 +48,6 @@ __all__ = [
     "Unsaved",
     "Witness",
     "arguments_of",
-    "attribute_of",
     "attributes_of",
     "check_finite",
     "class_of",
@@ -75,7 +61,6 @@ __all__ = [
     "is_torchs",
     "listens",
     "name_modules",
-    "numbers_inside",
     "observed_functions",
     "only_holds_modules",
     "plain_numbers",

@@ -33,8 +33,6 @@ _FRAMEWORKS = {
     *("torch", "numpy", "accelerate", "apex", "deepspeed", "lightning", "lightning_fabric"),
     *("megatron", "pytorch_lightning", "transformer_engine", "accucompare"),
 }
-#: Packages whose classes keep settings, and no tensors, in attributes of their own.
-_CLASSES_WITHOUT = {*_FRAMEWORKS, "builtins", "transformers"}
 _NUMBERS = (bool, int, float)
 _DEVICES = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|meta|privateuseone)(:\d+)?")
 
@@ -52,27 +50,17 @@ class Inner(NamedTuple):
 
 def containers_of(module: nn.Module) -> list[str]:
     """The attributes that hold what may hold tensors, an array, or nothing yet."""
-    kind: Any = type(module)
     return [
         name
         for name, value in vars(module).items()
         if name not in OF_EVERY_MODULE
         and (value is None or _way(value) in ("dict", "list", "object", "array"))
-    ] + [name for name in _of_class(kind) if name not in vars(module)]
+    ]
 
 
 def is_of_torch(module: nn.Module) -> bool:
     """Whether a module's class is one of PyTorch's."""
     return class_of(module).__module__.startswith("torch.")
-
-
-def attribute_of(module: nn.Module, attribute: str) -> tuple[Any, Any]:
-    """A module's own table and its attribute; ``None`` and the one that its class has for all."""
-    own = vars(module)
-    if attribute in own:
-        return own, own[attribute]
-    tables = (vars(base) for base in type(module).__mro__)
-    return None, next((table[attribute] for table in tables if attribute in table), None)
 
 
 class AttributeWalk:
@@ -87,16 +75,13 @@ class AttributeWalk:
 
     def of(self, module: nn.Module, attribute: str) -> Iterator[Inner]:
         """What is inside of an attribute, or the attribute itself, if it is an array."""
-        own, value = attribute_of(module, attribute)
+        own = vars(module)
+        value = own.get(attribute)
         way = _way(value)
-        if way == "array" or (way == "tensor" and own is None):
+        if way == "array":
             yield Inner(attribute, value, own, attribute)
         elif way in ("dict", "list", "object"):
             yield from self._of(value, attribute, 1, own, attribute)
-
-    def inside(self, value: Any) -> Iterator[Inner]:
-        """What is inside of a value that is no attribute."""
-        return self._of(value, "", 1, None, None)
 
     def _of(self, value: Any, path: str, depth: int, around: Any, place: Any) -> Iterator[Inner]:
         """``around``, ``place``: what holds the value."""
@@ -117,9 +102,9 @@ class AttributeWalk:
                 name = f"{name}~{len(taken)}"
             taken.add(name)
             if way in ("tensor", "array", "number"):
-                yield Inner(f"{path}.{name}".lstrip("."), child, holder, key)
+                yield Inner(f"{path}.{name}", child, holder, key)
             else:
-                yield from self._of(child, f"{path}.{name}".lstrip("."), depth + 1, holder, key)
+                yield from self._of(child, f"{path}.{name}", depth + 1, holder, key)
 
     def _items(self, value: Any, path: str) -> tuple[Any, Iterable[tuple[Any, Any]]]:
         """Its dictionary or list, and its items."""
@@ -199,26 +184,6 @@ def _slots_of(kind: type) -> list[tuple[str, MemberDescriptorType]]:
         for name, slot in vars(base).items()
         if isinstance(slot, MemberDescriptorType) and not name.startswith("__")
     ]
-
-
-@lru_cache(maxsize=4096)
-def _of_class(kind: Any) -> list[str]:
-    """Attributes of a user's class that may hold tensors for all its modules: a memo of masks."""
-    return [
-        name
-        for base in kind.__mro__
-        if str(base.__module__).partition(".")[0] not in _CLASSES_WITHOUT
-        for name, value in vars(base).items()
-        if not name.startswith("__") and (value is None or _may_hold(value))
-    ]
-
-
-def _may_hold(value: Any) -> bool:
-    ways = ("tensor", "array")
-    if _way(value) not in ("dict", "list"):
-        return _way(value) in ways
-    items = _holder_and_items(value)[1]
-    return not items or any(_way(child) in ways for _, child in items)
 
 
 def _way(value: Any) -> str | None:

@@ -53,6 +53,10 @@ class RecomputedPart:
     indices: Counter[str]
 
 
+#: Threads that are in a hook of any listener: what they compute is none of the model's.
+_busy: set[int] = set()
+
+
 class Listener(Generic[_C]):
     """Is called when module calls begin and end; subclasses say what follows.
 
@@ -70,7 +74,6 @@ class Listener(Generic[_C]):
         self.called: set[str] = set()  # the names of the modules that were called
         self._modules = modules
         self._kind = kind
-        self._busy: set[int] = set()  # threads that are in a hook
         self._last: dict[str, int] = {}  # the ids of the hooks that came last
         self._indices: Counter[str] = Counter()
         self._calls: dict[int, list[_C]] = {}  # by thread
@@ -199,9 +202,7 @@ class Listener(Generic[_C]):
 
     def is_running(self, call: _C) -> bool:
         """Whether a call's own code runs on this thread: no child's, hook's or backward's."""
-        return (
-            self.running() is call and threading.get_ident() not in self._busy and not self.idle()
-        )
+        return self.running() is call and threading.get_ident() not in _busy and not self.idle()
 
     def idle(self) -> bool:
         """Whether hooks have nothing to do now."""
@@ -211,8 +212,8 @@ class Listener(Generic[_C]):
         """Run a hook's work, one thread at a time."""
         thread = threading.get_ident()
         with self._lock:
-            inside = thread in self._busy  # a hook that waits for a tensor may run what is put off
-            self._busy.add(thread)
+            inside = thread in _busy  # a hook that waits for a tensor may run what is put off
+            _busy.add(thread)
             try:
                 return act(*arguments)
             except Exception as error:
@@ -220,7 +221,7 @@ class Listener(Generic[_C]):
                 return None
             finally:
                 if not inside:
-                    self._busy.discard(thread)
+                    _busy.discard(thread)
 
     def come_last(self, call: _C) -> None:
         """Move the hook at a call's end behind those that the user has added since."""

@@ -21,7 +21,8 @@ def take_apart(
     place: str,
     lost: Callable[[Any, str], bool] | None = None,
 ) -> dict[str, Any]:
-    """A nested value as JSON, its tensors by number: ``put_together``'s inverse.
+    """A nested value as JSON, its tensors by number: ``put_together``'s inverse. Raises
+    CaptureError if a part cannot be saved, and ``lost`` does not leave it out.
 
     Args:
         value: tensors, numbers, strings, dtypes, None, and tuples, lists, counters and dicts (with
@@ -29,9 +30,6 @@ def take_apart(
         tensors: new ones are appended; one that is there already keeps its number.
         place: what messages call the value.
         lost: called with each tensor or unsaveable part and its place: whether to leave it out.
-
-    Raises:
-        CaptureError: if a part cannot be saved, and ``lost`` does not leave it out.
     """
     if isinstance(value, torch.Tensor):
         if lost is not None and lost(value, place):
@@ -73,15 +71,13 @@ def take_apart(
 def put_together(
     part: Any, load: Callable[[str], Any], lost: Callable[[str], Any] | None = None
 ) -> Any:
-    """The value that ``take_apart`` took apart.
+    """The value that ``take_apart`` took apart. Raises KeyError, TypeError, ValueError,
+    AttributeError if the JSON is damaged.
 
     Args:
         part: its JSON.
         load: gives the tensor of a number.
         lost: gives what to put in a place that was left out.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: if the JSON is damaged.
     """
     (kind, content), *_ = part.items()
     if kind == "tensor":

@@ -9,6 +9,7 @@ from accucompare.live.numerics.compiled_regions import (
     telling_compilation,
 )
 from accucompare.live.numerics.eager import eager_stance
+from accucompare.live.numerics.emulation import without_last_bits
 from accucompare.live.numerics.graph_trial import (
     OperatorTrial,
     generated_code,
@@ -42,4 +43,5 @@ __all__ = [
     "try_backwards",
     "try_prefixes",
     "try_values",
+    "without_last_bits",
 ]

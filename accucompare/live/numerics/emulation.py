@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from accucompare.bundle.flags import MANTISSA
 from accucompare.live.operators import Inside
-from accucompare.selection import Precision
+from accucompare.selection import Precision, RoundedFeed
 
 _CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
@@ -80,9 +80,9 @@ class RoundedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Each operator itself computes in its own type: no kernel of the half type runs.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, to: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._dtype = dtype
+        self._to = to
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
@@ -96,7 +96,11 @@ class RoundedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for each, told in zip(made, op._schema.returns, strict=False):
                 if told.alias_info is None or told.alias_info.is_write:
                     for tensor in filter(_is_precise, tree_leaves(each)):
-                        tensor.copy_(tensor.to(self._dtype))
+                        tensor.copy_(
+                            without_last_bits(tensor)
+                            if self._to == RoundedFeed.FLOAT29
+                            else tensor.to(getattr(torch, self._to))
+                        )
         return result
 
 
@@ -118,7 +122,20 @@ def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor
         return rounded_operands(tensor.to(torch.float32), precision).to(tensor.dtype)
     if precision in _CASTS:
         return tensor.to(_CASTS[precision]).to(torch.float32)
-    dropped = 23 - MANTISSA[precision]  # of float32's explicit bits
+    return _fewer_bits(tensor, 23 - MANTISSA[precision])
+
+
+def without_last_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A float32 tensor rounded to ``float29``, still in float32, finite values to finite ones;
+    others as they are."""
+    if tensor.dtype != torch.float32:
+        return tensor
+    rounded = _fewer_bits(tensor, 3)
+    return torch.where(rounded.isfinite(), rounded, tensor)
+
+
+def _fewer_bits(tensor: torch.Tensor, dropped: int) -> torch.Tensor:
+    """A float32 tensor rounded to so many bits fewer, to nearest, ties to even."""
     # sign and magnitude: a carry out of the mantissa raises the exponent, as it should
     bits = tensor.view(torch.int32)
     nearest = (

@@ -56,7 +56,9 @@ def try_prefixes(probed: ProbedGraph) -> Iterator[OperatorTrial]:
 
 def try_backwards(probed: ProbedGraph) -> Iterator[OperatorTrial]:
     """Each operator compiled alone: what its backward gives to its arguments."""
-    values = _interpreted(probed, None)
+    interpreter = _Values(probed.graph)
+    interpreter.run(*_fresh(probed))
+    values = interpreter.made
     nodes = [node for node in _computed(probed.graph) if _follows(values.get(node.name))]
     for node in nodes[:_MOST]:
         found = _backward_of(node, probed, values)
@@ -213,12 +215,6 @@ class _Values(torch.fx.Interpreter):
         result = super().run_node(n)
         self.made[n.name] = result
         return result
-
-
-def _interpreted(probed: ProbedGraph, dtype: torch.dtype | None) -> dict[str, Any]:
-    interpreter = _Values(probed.graph)
-    interpreter.run(*_fresh(probed, dtype))
-    return interpreter.made
 
 
 def _follows(value: Any) -> bool:

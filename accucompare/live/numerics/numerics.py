@@ -31,13 +31,7 @@ class Numerics:
         wide: bool = False,
         round_results: str | None = None,
     ) -> None:
-        """
-        Args:
-            wide: whether the model was cast to float64, so that products in it are emulated, too.
-
-        Raises:
-            UsageError: if the device does not have what is asked.
-        """
+        """Raises UsageError if the device does not have what is asked."""
         self._device = device
         self._backend = devices.backend(device.type)
         self._deterministic = deterministic
@@ -65,6 +59,7 @@ class Numerics:
                 f"emulate {emulate} (--emulate): only on the CPU; {device.type} computes as it does"
             )
         self._emulate = None if emulate is None else Precision(emulate)
+        # whether the model was cast to float64, so that products in it are emulated, too
         self._wide = wide
         self._round_results = round_results
         self.options: dict[str, Any] = {
@@ -88,7 +83,7 @@ class Numerics:
     def emulation(self) -> Iterator[None]:
         """Round what goes into matrix products and convolutions, or all results, if asked."""
         if self._round_results is not None:
-            with RoundedResults(getattr(torch, self._round_results)):
+            with RoundedResults(self._round_results):
                 yield
             return
         if self._emulate is None:

@@ -58,16 +58,14 @@ def can_sketch(tensor: torch.Tensor, summed_in: str | None) -> bool:
 def begin_sketch(
     tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN
 ) -> tuple[torch.Tensor, Callable[[Array], Sketched]]:
-    """Start the device's computation.
+    """Start the device's computation. Returns bytes on the device, of shape (n,), and a function
+    that reads their copy on the host.
 
     Args:
         tensor: not empty, of any shape, that it ``can_sketch``.
         size: of the sketch.
         summed_in: the type in which the device sums.
         run: how many values at a time, a multiple of SKETCH_BLOCK.
-
-    Returns:
-        Bytes on the device, of shape (n,), and a function that reads their copy on the host.
     """
     wide, values = getattr(torch, summed_in), tensor.detach().reshape(-1)
     parts = [values[start : start + run] for start in range(0, len(values), run)]

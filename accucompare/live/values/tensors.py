@@ -313,10 +313,12 @@ def difference(
 
 
 def scalar_to_host(value: Any) -> HostValue:
-    """A Python number as a 0-d array; an int too large for 64 bits comes without one."""
-    name = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}[
-        next(kind for kind in (bool, int, float, complex) if isinstance(value, kind))
-    ]
+    """A Python number as a 0-d array; an int too large for 64 bits, and what is no number, as
+    ``other_to_host``."""
+    kinds = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+    name = next((name for kind, name in kinds.items() if isinstance(value, kind)), None)
+    if name is None:
+        return other_to_host(value)
     try:
         return HostValue(np.array(value, DTYPES[name].storage), (), name, Layout.SCALAR)
     except OverflowError:

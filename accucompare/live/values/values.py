@@ -69,16 +69,14 @@ def replaced(
     value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None = None
 ) -> Any:
     """A value with some parts replaced; the containers around them are built anew, of equal types.
+    Returns the new value, or the old one if nothing is replaced. A KV cache, which the calls of a
+    model share, and a container that cannot be built anew stay unchanged, with all their parts.
 
     Args:
         value: is not changed; containers without replaced parts are kept.
         by_path: new parts by the paths that ``leaves`` gives.
         rebuilt: gets the (old, new) pairs of lists, mappings and objects, which may be written
             into.
-
-    Returns:
-        The new value, or the old one if nothing is replaced. A KV cache, which the calls of a model
-        share, and a container that cannot be built anew stay unchanged, with all their parts.
     """
 
     return _replaced(value, "", (), by_path, rebuilt)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from accucompare.bundle.format import Layout, Role
-from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.pairing import golden_call
 from accucompare.live.values import layout_of, local_part
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues
-from accucompare.recorder.feeding.lending import is_about
+from accucompare.recorder.feeding.lending import is_about, may_be
 
 #: How many of a tensor's elements are looked at.
 _ELEMENTS = 1 << 16
@@ -60,10 +59,7 @@ class CallOrder:
                 return False
             if other != call:
                 return bool(parts) and all(is_about(*pair) for pair in pairs)
-            return not any(  # a fault makes no other call of it
-                (own.double() - golden.double()).norm() > TELLS_LAYOUT * golden.double().norm()
-                for own, golden in pairs
-            )
+            return all(may_be(*pair) for pair in pairs)  # a fault makes no other call of it
 
         goldens = itertools.takewhile(lambda each: self._has(step, name, each), itertools.count())
         found = golden_call(call, goldens, taken, is_alike)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from accucompare.live.numerics import without_last_bits
 from accucompare.live.values import (
     dressed_as,
     dtype_name,
@@ -17,6 +18,7 @@ from accucompare.live.values import (
 )
 from accucompare.numbers import DTYPES, Kind
 from accucompare.recorder.feeding.lending import Exchange
+from accucompare.selection import RoundedFeed
 
 #: The name of the nodes that golden's values have in autograd's graph.
 IN_PLACE_OF = "_InPlaceOfBackward"
@@ -115,9 +117,11 @@ def _apart(shape: Iterable[int], strides: Iterable[int]) -> bool:
     return True
 
 
-def round_copy(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Golden's values rounded to a type, but kept in their own. Finite values stay finite."""
-    return _cast(golden, dtype).to(golden.dtype)
+def round_copy(golden: torch.Tensor, to: str) -> torch.Tensor:
+    """Golden's values rounded to a ``RoundedFeed``, in their type. Finite values stay finite."""
+    if to == RoundedFeed.FLOAT29:
+        return without_last_bits(golden)
+    return _cast(golden, getattr(torch, str(to))).to(golden.dtype)
 
 
 def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -14,8 +14,6 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import TELLS_LAYOUT
-from accucompare.compare.fusions import is_sum
 from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import Renaming
 from accucompare.live.modules import Modules
@@ -25,7 +23,14 @@ from accucompare.recorder.feeding.copies import copy_like, in_place_of
 from accucompare.recorder.feeding.golden_calls import CallsOfGolden
 from accucompare.recorder.feeding.golden_pieces import GoldenPieces
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
-from accucompare.recorder.feeding.lending import Exchange, Lent, contents, memory_of, same_elements
+from accucompare.recorder.feeding.lending import (
+    Exchange,
+    Lent,
+    contents,
+    may_be,
+    memory_of,
+    same_elements,
+)
 from accucompare.selection import RoleGroup
 
 #: From an output's path and the gradient that arrives there: what the backward goes on with.
@@ -89,10 +94,8 @@ class Feeding(GoldenValues):
         self.backward, self.updates = holds(RoleGroup.BACKWARD), holds(RoleGroup.UPDATE)
         self._handed: set[int] = set()  # memory of modules that their callers got, in the step
         self._pieces = GoldenPieces(self)
-        #: by class, role and paths: values that the model carries as two terms of golden's
-        self._sums: set[tuple[str, Role, str, str]] = set()
 
-    def calls_of(
+    def goldens_calls(
         self,
         step: int,
         name: str,
@@ -132,16 +135,14 @@ class Feeding(GoldenValues):
         """What a call returns, with golden's values in it; raises as ``inputs``.
 
         Where a module returns its input, or a view of it, the caller gets its own tensor back: it
-        may write into the one and read the other.
+        may write into the one and read the other. Returns the new value; and by path the caller's
+        own tensors in it.
 
         Args:
             place: the call's outputs.
             lent: what it was given; ``None`` if it was not fed.
             given: the current parts of its arguments, by path.
             arrives: see ``Arrives``; for gradients from outside the call.
-
-        Returns:
-            The new value; and by path the caller's own tensors in it.
         """
         memory, own = Memory(), dict[str, Any]()
         by_path = self._find(place, output, memory, Counter(), arrives)
@@ -192,8 +193,8 @@ class Feeding(GoldenValues):
         ]
         if not asked:
             return []
-        state = vars(self._modules.named[name])
-        kept = (*state["_parameters"].values(), *state["_buffers"].values(), *state.values())
+        module = self._modules.named[name]
+        kept = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
         own = {memory_of(each) for each in kept if _has_memory(each)} | self._handed
         found = [
             (path, memory_of(part))
@@ -312,9 +313,6 @@ class Feeding(GoldenValues):
             if not _is_of_numbers(arrived):
                 del memory[key]
 
-    def _class_of(self, name: str) -> str:
-        return type(self._modules.named[name]).__name__
-
     def _terms(
         self, place: FedPlace, parts: Sequence[tuple[str, Any]], memory: Memory
     ) -> dict[str, torch.Tensor | None]:
@@ -334,16 +332,11 @@ class Feeding(GoldenValues):
                 continue
             golden = self.read(record)
             golden = golden if formed is record else golden.reshape(formed.shape)
-            kind = (self._class_of(place.name), place.role, one, other)
-            if kind not in self._sums:
-                values = [
-                    each.detach().to("cpu", torch.float64) for each in (golden, first, second)
-                ]
-                if not is_sum(*(each.numpy() for each in values)):
-                    if (values[1] - values[0]).norm() > TELLS_LAYOUT * values[0].norm():
-                        found |= {one: None, other: None}
-                    continue
-                self._sums.add(kind)
+            kind = (False, self.class_name(place.name), place.role, one, other)
+            if not self.adds_up(kind, golden, first, second):
+                if not may_be(first, golden):
+                    found |= {one: None, other: None}
+                continue
             for path, part, times in ((one, first, 2), (other, second, -1)):
                 term = copy_like(part, golden * times)
                 memory[id(part), record.dtype, record.digest] = part, term

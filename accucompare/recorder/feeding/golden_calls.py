@@ -51,13 +51,8 @@ class GoldenCalls:
         input_of: Callable[[str, int, str], Record | None],
         read: Callable[[Record], torch.Tensor],
     ) -> None:
-        """
-        Args:
-            input_of: golden's input by module, call and path.
-            read: a record's values.
-        """
-        self._input_of = input_of
-        self._read = read
+        self._input_of = input_of  # golden's input by module, call and path
+        self._read = read  # a record's values
         # calls that gave a part as well, or the last of them; and those that gave all
         self._certain: set[_Call] = set()
         self._refuted: set[_Call] = set()

@@ -24,16 +24,13 @@ def held_steps(manifest: Manifest) -> Steps | None:
 def check_golden(
     golden: Bundle, out: str | Place, steps: Steps | None = None, ranks: int | None = None
 ) -> None:
-    """Refuse a golden that cannot feed a capture.
+    """Refuse a golden that cannot feed a capture. Raises UsageError if the capture would overwrite
+    golden, or golden holds no tensors or no inputs, or has other steps or ranks.
 
     Args:
         out: where the capture writes.
         steps: the capture's steps, if known.
         ranks: how many processes capture, if known.
-
-    Raises:
-        UsageError: if the capture would overwrite golden, or golden holds no tensors or no inputs,
-            or has other steps or ranks.
     """
     own, target = golden.path.resolve(), place_of(out).resolve()
     finished = Steps.held(
@@ -82,7 +79,8 @@ def check_model(
     step: int = 0,
     cut: bool = False,
 ) -> None:
-    """Refuse a golden of another model or of other weights.
+    """Refuse a golden of another model or of other weights. Raises UsageError if golden is refused;
+    BundleError if its first step is damaged.
 
     Args:
         rank: whose records will be fed.
@@ -91,10 +89,6 @@ def check_model(
         like: the bundle that the model's weights come from, if any.
         step: the step whose weights the model has.
         cut: the model is one rank's part of golden's.
-
-    Raises:
-        UsageError: if golden is refused.
-        BundleError: if its first step is damaged.
     """
     described = golden.manifests[rank].model
     theirs = renamed_model(described, model, renamings)

@@ -20,7 +20,6 @@ from accucompare.bundle.format import (
     display_name,
 )
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.fusions import is_sum, is_view
 from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import (
@@ -40,14 +39,13 @@ from accucompare.live.values import (
     from_bits,
     layout_of,
     local_part,
-    other_to_host,
     scalar_to_host,
     telling_name,
 )
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
 from accucompare.recorder.feeding.golden_calls import CallsOfGolden, GoldenCalls
-from accucompare.recorder.feeding.lending import Exchange
+from accucompare.recorder.feeding.lending import Exchange, may_be
 from accucompare.recorder.feeding.misfits import misfit, nested_misfit
 from accucompare.text import counted
 
@@ -74,6 +72,9 @@ class FedPlace:
 #: (arrived, given) by the arrived tensor's id, golden's dtype and digest: equal keys, equal copies.
 Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
 
+#: Values of which one side carries each as two terms: whether golden does, class, role and paths.
+_Kind = tuple[bool, str, Role, str, str]
+
 
 class GoldenValues:
     """What golden has, one step at a time; ``not_fed`` lists what was not given, and why."""
@@ -94,7 +95,7 @@ class GoldenValues:
             round_to: the type to which golden's floating values are rounded; they keep their own.
             parts: of golden's tensors, for one of several ranks where golden is of one device.
         """
-        self._rounded = None if round_to is None else getattr(torch, str(round_to))
+        self._rounded = round_to
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank
@@ -104,8 +105,7 @@ class GoldenValues:
         self.rewritten: Callable[[list[Record]], list[Record]] | None = None
         #: by what the running step's losses are multiplied
         self.loss_scale: Callable[[], float] = lambda: 1.0
-        # by class, role and paths: what golden carries as two terms of the model's value
-        self._golden_sums: set[tuple[str, Role, str, str]] = set()
+        self._sums: set[_Kind] = set()
         self.calls = GoldenCalls(self._input_of, self.read)
         self._step: int | None = None
         self._first: int | None = None  # the first step that was loaded
@@ -345,13 +345,9 @@ class GoldenValues:
             and layout_of(value) is Layout.STRIDED
             and local_part(value) is value
             and not value.is_complex()
+            and may_be(value, self.read(record))
         ):
-            golden, own = (
-                each.detach().to("cpu", torch.float64).reshape(-1)
-                for each in (self.read(record), value)
-            )
-            if (own - golden).norm() <= TELLS_LAYOUT * golden.norm():
-                return msgspec.structs.replace(record, shape=tuple(value.shape))
+            return msgspec.structs.replace(record, shape=tuple(value.shape))
         return record
 
     def _second_term(
@@ -369,15 +365,20 @@ class GoldenValues:
         ]
         if len(others) != 1 or None in (record.member, others[0].member):
             return None
-        own = type(self._modules.named[place.name]).__name__
-        kind = (own, place.role, record.path, others[0].path)
         terms = [self.read(each).reshape(value.shape) for each in (record, others[0])]
-        if kind not in self._golden_sums:
-            values = [each.detach().to("cpu", torch.float64).numpy() for each in (value, *terms)]
-            if not is_sum(*values):
-                return None
-            self._golden_sums.add(kind)
-        return terms[1]
+        kind = (True, self.class_name(place.name), place.role, record.path, others[0].path)
+        return terms[1] if self.adds_up(kind, value, *terms) else None
+
+    def adds_up(self, kind: _Kind, *values: torch.Tensor) -> bool:
+        """Whether the second and the third are terms of the first, or of one of its kind were."""
+        if kind not in self._sums and is_sum(
+            *(each.detach().to("cpu", torch.float64).numpy() for each in values)
+        ):
+            self._sums.add(kind)
+        return kind in self._sums
+
+    def class_name(self, name: str) -> str:
+        return type(self._modules.named[name]).__name__
 
     def _input_of(self, name: str, call: int, path: str) -> Record | None:
         place = FedPlace(self._step or 0, name, call, Role.INPUT)
@@ -396,7 +397,7 @@ class GoldenValues:
         if place.role is not Role.INPUT:
             return None
         ours, theirs = self._signatures
-        kind = type(self._modules.named[place.name]).__name__
+        kind = self.class_name(place.name)
         record = self._arguments.get(
             (*place.key()[:2], argument_path(path, ours.get(kind) or theirs.get(kind) or ()))
         )
@@ -413,7 +414,7 @@ class GoldenValues:
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
         """Golden's value as a Python number, or why there is none; ``None`` if it is equal."""
-        host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
+        host = scalar_to_host(value)
         if host.array is None:
             other = f"golden's {type(value).__name__} is another, which cannot be fed"
             return None if host.digest == record.digest else other

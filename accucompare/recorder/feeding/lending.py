@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.live.autograd import PASSING_ON
 from accucompare.live.values import dressed_as, local_part, nested, plainly
 
@@ -120,13 +121,11 @@ class Lent:
         If the module wrote there, golden's values are written there too. If not, nothing is
         written: the memory may be the user's. The caller's tensor is returned only if it is close
         to golden's. If the module wrote nothing and computed something other than golden, the
-        output is left out: golden's is another part of its input.
+        output is left out: golden's is another part of its input. They are by the id of golden's
+        value; ``None`` where the caller's own does not hold it.
 
         Args:
             exchanged: (computed, golden's value).
-
-        Returns:
-            By the id of golden's value; ``None`` where the caller's own does not hold it.
         """
         with plainly():
             return self._aliases(exchanged)
@@ -277,6 +276,12 @@ def is_about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     return bool(difference <= _ALIKE * norm) and same_elements(
         torch.where(finite, 0, own), torch.where(finite, 0, golden)
     )
+
+
+def may_be(own: torch.Tensor, golden: torch.Tensor) -> bool:
+    """Whether one tensor is golden's with a fault at the most: unrelated ones are farther apart."""
+    ours, theirs = (each.detach().to("cpu", torch.float64).reshape(-1) for each in (own, golden))
+    return not (ours - theirs).norm() > TELLS_LAYOUT * theirs.norm()
 
 
 def contents(container: Any) -> list[Any]:

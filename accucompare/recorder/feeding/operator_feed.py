@@ -20,7 +20,7 @@ import torch
 
 from accucompare.bundle.format import Layout, Record, Role, same_line
 from accucompare.live.operators import is_plain
-from accucompare.live.values import HostValue, Scalar, dtype_name, other_to_host, scalar_to_host
+from accucompare.live.values import dtype_name, scalar_to_host
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_values import FedPlace
@@ -215,7 +215,9 @@ def _kind(dtype: str) -> Kind | None:
 
 def _options(inputs: Iterable[tuple[str, Any]]) -> dict[str, str | None]:
     """The digests of the numbers and strings that an operator was given, by path."""
-    hosts = {path: _host(value) for path, value in inputs if not isinstance(value, torch.Tensor)}
+    hosts = {
+        path: scalar_to_host(value) for path, value in inputs if not isinstance(value, torch.Tensor)
+    }
     return {
         path: host.digest if host.array is None else digest(host.array)
         for path, host in hosts.items()
@@ -225,7 +227,3 @@ def _options(inputs: Iterable[tuple[str, Any]]) -> dict[str, str | None]:
 def _short(line: str) -> str:
     """A source line without its folder, which older bundles do not name."""
     return line.rpartition("/")[2]
-
-
-def _host(value: Any) -> HostValue:
-    return scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)

@@ -4,7 +4,6 @@ or leaves the update out."""
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -44,7 +43,6 @@ class Clipping:
         self._guard = guard
         self._series = series
         # ids of parameters whose gradient was clipped for the next update
-        self.scaler: Callable[[], Any] = lambda: None  # that scaled last
         self._clipped: set[int] = set()
         self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
         self._after_hooks: Any = None  # of the running update, after the user's own
@@ -117,7 +115,6 @@ class Clipping:
 
     def _scaled(self, scaler: Any, result: Any) -> None:
         if getattr(scaler, "is_enabled", lambda: True)():
-            self.scaler = weakref.ref(scaler)
             scale = getattr(scaler, "_scale", None)
             self._series.scaled(
                 (part for _, part in leaves(result)),

@@ -18,15 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
-from accucompare.live.modules import (
-    AttributeWalk,
-    Call,
-    Inner,
-    Modules,
-    attribute_of,
-    containers_of,
-    is_of_torch,
-)
+from accucompare.live.modules import AttributeWalk, Call, Inner, Modules, containers_of, is_of_torch
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, digest
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory, storages
@@ -227,7 +219,7 @@ class InnerTensors:
 
 def _may_fill(module: nn.Module, attribute: str, met: int) -> bool:
     """Whether an attribute without tensors may hold some soon."""
-    _, value = attribute_of(module, attribute)
+    value = vars(module)[attribute]
     is_full = met > _MANY or (isinstance(value, tuple) and met > 0)
     return not is_full and not is_of_torch(module)
 

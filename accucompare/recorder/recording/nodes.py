@@ -59,16 +59,11 @@ class Nodes(Generic[_C]):
         add: Callable[[_C, Role, str, torch.Tensor, str, str], None],
         feed: Feeding | None,
     ) -> None:
-        """
-        Args:
-            wanted: whether the nodes of a call are recorded.
-            add: records a gradient: call, role, path, value, the node's name and its source line.
-            feed: where golden's gradients come from; ``None`` if the backward is not fed.
-        """
         self._guard = guard
-        self._wanted = wanted
+        self._wanted = wanted  # whether the nodes of a call are recorded
+        # records a gradient: call, role, path, value, the node's name and its source line
         self._add = add
-        self._feed = feed
+        self._feed = feed  # where golden's gradients come from; ``None`` if the backward is not fed
         self._met: dict[_C, _Met] = {}  # keeps each call until the step ends
 
     def next_step(self) -> None:

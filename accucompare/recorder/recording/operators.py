@@ -53,14 +53,10 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
         record: Callable[[Any, Role, str, Any, str, str], None],
         feed: OperatorFeed | None,
     ) -> None:
-        """
-        Args:
-            listener: of the module call.
-            record: is given the call, and of a value the role, path, operator and source line.
-        """
         super().__init__()
-        self._listener = listener
+        self._listener = listener  # of the module call
         self._module_call = call
+        # is given the call, and of a value the role, path, operator and source line
         self._add = record
         self._feed = feed
         self._counts: Counter[str] = Counter()

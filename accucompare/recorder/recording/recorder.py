@@ -222,10 +222,6 @@ class Recorder(Listener[RecordedCall]):
         left = {"dropped": dropped, "beyond": beyond, "held": self._buffers.held}
         return {"kept": sorted(kept), "left": left}
 
-    def loop_left(self) -> dict[str, Any]:
-        """Numbers of the optimizers that have stepped, and of a scaler, by name."""
-        return {f"({name})": table for name, table in self._updates.left.tables().items()}
-
     @property
     def closing(self) -> int | None:
         """The number of the step that has not begun when the capture ends; ``None`` if the model
@@ -261,7 +257,9 @@ class Recorder(Listener[RecordedCall]):
                 self.functions.start()
         given = [*arguments_of(args, kwargs)]
         if self._feed is not None and not self._feed.in_parts:
-            call.golden = self._feed.calls_of(self.step, call.name, call.index, call.parent, given)
+            call.golden = self._feed.goldens_calls(
+                self.step, call.name, call.index, call.parent, given
+            )
             if call.golden is None:
                 call.index = self._feed.order.number(self.step, call.name, call.index, given)
         if self._layouts is not None and self._backward is not None:

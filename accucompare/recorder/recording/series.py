@@ -32,6 +32,9 @@ class _Numbers:
 
     # each with its loss scale
     losses: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
+    # those of the last backward, and those whose gradients were only asked for
+    last: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
+    asked: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
     lr: dict[str, Any] = field(default_factory=dict)
     # of gradients, by update and id of the parameter
     norms: dict[tuple[int, int], Later] = field(default_factory=dict)
@@ -78,6 +81,7 @@ class SeriesRecorder:
             return
         self.backwards += 1
         self._now.begun = True
+        self._now.last = []
         for root in roots:
             value = (
                 _local(root)
@@ -85,7 +89,16 @@ class SeriesRecorder:
                 else None
             )
             if value is not None:
-                self._now.losses.append((_copy(value), self._scale_of(root)))
+                self._now.last.append((_copy(value), self._scale_of(root)))
+        self._now.losses += self._now.last
+
+    def gradients_asked(self) -> None:
+        """The last backward gave its gradients to its caller, as for a penalty: its roots are
+        losses only if the step has no others."""
+        now = self._now
+        if now.last:
+            del now.losses[-len(now.last) :]
+            now.asked, now.last = [*now.asked, *now.last], []
 
     def rates(self, optimizer: Any) -> None:
         """An optimizer is about to step, or to be skipped."""
@@ -291,7 +304,7 @@ def _entry(step: int, numbers: _Numbers) -> StepSeries:
         step=step,
         losses=tuple(
             _number(loss) / (1.0 if scale is None else _number(scale))
-            for loss, scale in numbers.losses
+            for loss, scale in numbers.losses or numbers.asked
         ),
         lr={name: _number(lr) for name, lr in numbers.lr.items()},
         grad_norm=_total(later[0] for later in numbers.norms.values()),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accucompare.bundle.format import WAYS_OF_UPDATING
-from accucompare.live.autograd import Parameter
+from accucompare.live.autograd import Parameter, stepped_by
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.recording.main_grad import MAIN_PARAMETER
 
@@ -20,8 +20,8 @@ _OF_MEGATRON = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 
 def stepped_instead(optimizer: Any, parameters: Mapping[int, Parameter]) -> dict[int, torch.Tensor]:
     """What an optimizer that steps none of the parameters steps in their place, by their ids."""
-    given = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-    if any(id(tensor) in parameters for tensor in given):
+    given = stepped_by(optimizer)
+    if given.keys() & parameters.keys():
         return {}
     found: dict[int, torch.Tensor] = {}
     copies = {
@@ -30,11 +30,11 @@ def stepped_instead(optimizer: Any, parameters: Mapping[int, Parameter]) -> dict
         if (copied := getattr(each.tensor, MAIN_PARAMETER, None)) is not None
     }
     starts = sorted((each.tensor.data_ptr(), key) for key, each in parameters.items())
-    for tensor in given:
+    for copied, tensor in given.items():
         at = bisect.bisect(starts, (tensor.data_ptr(), math.inf)) - 1
-        key = copies.get(id(tensor), starts[at][1] if at >= 0 else 0)
+        key = copies.get(copied, starts[at][1] if at >= 0 else 0)
         own = parameters.get(key)
-        if own is not None and (id(tensor) in copies or _shares(tensor, own.tensor)):
+        if own is not None and (copied in copies or _shares(tensor, own.tensor)):
             found[key] = tensor
     return found
 

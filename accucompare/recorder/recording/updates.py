@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from accucompare.live.autograd import (
     observe_backward,
     observe_backward_no_more,
     parameters_of,
+    stepped_by,
 )
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
@@ -32,7 +33,6 @@ from accucompare.live.values import Bits, copy_of, difference, leaves, local_par
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
-from accucompare.recorder.recording.left_optimizers import LeftOptimizers
 from accucompare.recorder.recording.main_grad import MAIN_GRAD, gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
@@ -105,9 +105,8 @@ class Updates:
         # classes of optimizers that hold no parameter of the model
         self._others: dict[str, None] = {}
         self._handles: list[Any] = []
-        self._observer = Observer(self._backward_begins)
+        self._observer = Observer(self._backward_begins, self._backward_ends)
         self._clipping = Clipping(self, sink, self.series, training.scaler)
-        self.left = LeftOptimizers(self._clipping)
 
     def notes(self) -> list[str]:
         notes = []
@@ -160,8 +159,6 @@ class Updates:
             self._note_changed(AT_THE_END, last)
         elif (self._count or last) and self._started != self._count:
             self._note_changed(last=last)
-        for each, path, value in self.left.changed() if last else ():
-            self._give(each, Role.STATE_BEFORE, path, value)
         if not self._any_update and self.series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
             self._changed_otherwise = self._changed_otherwise or any(
@@ -262,12 +259,9 @@ class Updates:
         self._versions = self._written()
         self._steps_copies = True
 
-    def held_by(self, optimizer: Any) -> Iterator[Parameter]:
+    def held_by(self, optimizer: Any) -> list[Parameter]:
         """The model's parameters that an optimizer steps."""
-        for group in optimizer.param_groups:
-            for tensor in group["params"]:
-                if id(tensor) in self.parameters:
-                    yield self.parameters[id(tensor)]
+        return [self.parameters[key] for key in stepped_by(optimizer) if key in self.parameters]
 
     def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         """Record gradients again: this backward adds to clipped ones, or an update was skipped."""
@@ -276,9 +270,13 @@ class Updates:
             self._just_stepped.clear()
             self._guarded(self.series.backward_begins, roots)
 
+    def _backward_ends(self, given: Sequence[Any]) -> None:
+        if any(each is not None for each in given) and not in_backward():
+            self._guarded(self.series.gradients_asked)
+
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._find_copies(optimizer)
-        parameters = list(self.held_by(optimizer))
+        parameters = self.held_by(optimizer)
         self._clipping.update_begins(optimizer)
         self._any_update = True
         if not parameters:
@@ -297,10 +295,8 @@ class Updates:
         else:
             self._just_stepped.clear()
             self.series.rates(optimizer)
-            numbers = [*numbers_of_groups(optimizer)]
-            for path, value in numbers:
-                self._give(None, Role.STATE_BEFORE, path, value)
-            self.left.begins(optimizer, numbers)
+            for path, value in numbers_of_groups(optimizer):
+                self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         # golden's digest of the weights is of other numbers than copies or parts have
@@ -323,7 +319,7 @@ class Updates:
         self._clipping.gradients_taken(optimizer, parameters, scale)
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parameters = list(self.held_by(optimizer))
+        parameters = self.held_by(optimizer)
         self._clipping.leave_hooks()
         if not parameters:
             return
@@ -343,8 +339,6 @@ class Updates:
                 )
                 del before
             self._states(optimizer, [each], Role.STATE_AFTER)
-        if self._sink.wants("", Role.STATE_AFTER):
-            self.left.stepped(optimizer, parameters)
         self._between.leave(
             each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED)
         )
@@ -498,16 +492,15 @@ class Updates:
 
     def _give(
         self,
-        parameter: Parameter | None,
+        parameter: Parameter,
         role: Role,
         path: str,
         value: Any,
         how: How = PLAINLY,
         update: int | None = None,
     ) -> None:
-        """Record a value of an update, which is the running one if none is named."""
-        if parameter and self._layouts is not None and isinstance(value, torch.Tensor):
+        """Record a value of a parameter's update, which is the running one if none is named."""
+        if self._layouts is not None and isinstance(value, torch.Tensor):
             how = replace(how, shard=self._layouts.of_parameter(parameter.tensor, value))
         number = self._count if update is None else update
-        owner = parameter.owner if parameter else ""
-        self._sink.add_update(owner, number, role, path, value, how)
+        self._sink.add_update(parameter.owner, number, role, path, value, how)

@@ -29,6 +29,8 @@ def capture_baselines(
     announce: Callable[[str], None] = lambda doing: None,
 ) -> list[Place]:
     """Capture golden's case, fed, once for each precision, and keep the errors beside golden.
+    Raises UsageError if golden was captured by several processes; CaseError, DeviceError,
+    CaptureError, BundleError as ``capture_case``.
 
     Args:
         target: golden's case.
@@ -37,10 +39,6 @@ def capture_baselines(
         precisions: names of ``compare.limits.golden_baselines.PRECISIONS``.
         tensors: also keep what each module computed; each baseline is then as large as golden.
         announce: called before each task with its description.
-
-    Raises:
-        UsageError: if golden was captured by several processes.
-        CaseError, DeviceError, CaptureError, BundleError: as ``capture_case``.
     """
     golden = place_of(golden)
     with open_bundle(golden) as bundle:

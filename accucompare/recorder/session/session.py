@@ -69,7 +69,7 @@ class Session:
         self._steps = start.steps
         self._numerics = numerics
         self._subject = subject
-        self._numbers = NumbersKept(subject.modules, writer.manifest.model["configuration"])
+        self._numbers = NumbersKept(subject.modules)
         self._eager = False  # compiled code was run eagerly
         self._stance = contextlib.ExitStack()
         self._start = start
@@ -178,9 +178,7 @@ class Session:
         manifest.capture["closing"] = closing
         series = recorder.end_step(failed=error is not None, last=closing is not None)
         manifest.capture.update(recorder.kept)
-        left = manifest.capture["left"]
-        left.update(self._numbers.left())
-        left["numbers"].update(self._subject.training.left() | recorder.loop_left())
+        manifest.capture["left"].update(self._numbers.left())
         manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]

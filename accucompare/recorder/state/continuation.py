@@ -22,6 +22,7 @@ from accucompare.bundle.format import (
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing import Renaming, counterparts, rename_parameter
 from accucompare.errors import BundleError, CaptureError
+from accucompare.live.autograd import parameters_of
 from accucompare.live.modules import Modules, put_together
 from accucompare.live.operators import Draws, RandomState
 from accucompare.live.values import dtype_name, from_bits
@@ -335,9 +336,7 @@ class Continuation:
                 group[key] = value
 
     def _put_gradients(self) -> None:
-        parameters = {
-            name: tensor for kind, name, tensor in self.modules.tensors() if kind == "parameters"
-        }
+        parameters = {each.name: each.tensor for each in parameters_of(self.modules)}
         gradients: Any = {}
         try:
             if self.state.gradients:

@@ -14,7 +14,8 @@ from accucompare.asked import Loop
 from accucompare.bundle.format import Component
 from accucompare.case import Case
 from accucompare.errors import CaseError, UsageError
-from accucompare.live.modules import Modules, numbers_inside
+from accucompare.live.autograd import stepped_by
+from accucompare.live.modules import Modules
 from accucompare.live.operators import calls_models
 from accucompare.text import with_article
 
@@ -62,9 +63,7 @@ class Training:
     def check(self, modules: Modules) -> None:
         own = {id(tensor) for _, _, tensor in modules.tensors()}
         for each in self.optimizers:
-            if not any(
-                id(tensor) in own for group in each.param_groups for tensor in group["params"]
-            ):
+            if not own & stepped_by(each).keys():
                 raise UsageError(
                     f"optimizer: the {type(each).__name__} holds no parameter of the model; make it"
                     " of model.parameters() after the model has its final parameters"
@@ -88,17 +87,6 @@ class Training:
             for kind, lives in kinds
             for number, live in enumerate(lives)
         ]
-
-    def left(self) -> dict[str, Any]:
-        """The numbers that schedulers hold now, by their places: before, which is not known, and
-        after."""
-        return {
-            f"({part.place})": {
-                path: [None, value] for path, value in numbers_inside(part.options()).items()
-            }
-            for part in self.parts
-            if part.component is Component.SCHEDULER
-        }
 
     def update(self, loss: torch.Tensor) -> None:
         """Step what there is, as a training loop does after the backward."""

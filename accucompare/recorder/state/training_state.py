@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from accucompare.bundle.format import Component, Missing, Record, Role, SavedObject, TrainingState
 from accucompare.bundle.writing import BundleWriter
 from accucompare.live.around import ShardOf, describe_tensors
+from accucompare.live.autograd import parameters_of, stepped_by
 from accucompare.live.modules import Modules, generators_of, plain_numbers, state_record, take_apart
 from accucompare.live.operators import Draws, RandomState, running_steps
 from accucompare.numbers import DTYPES, Array
@@ -72,11 +73,7 @@ def problem_of(value: Any) -> str | None:
 
 def names_of(modules: Modules) -> dict[int, str]:
     """The first name of each parameter, by its id."""
-    names: dict[int, str] = {}
-    for kind, name, tensor in modules.tensors():
-        if kind == "parameters":
-            names.setdefault(id(tensor), name)
-    return names
+    return {id(each.tensor): each.name for each in parameters_of(modules)}
 
 
 @dataclass
@@ -248,12 +245,8 @@ class StateSaver:
         return parts.take(Component.RANDOM, "random", table)
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        names = names_of(self._modules)
-        return {
-            names[id(tensor)]: tensor.grad
-            for kind, _, tensor in self._modules.tensors()
-            if kind == "parameters" and tensor.grad is not None
-        }
+        found = ((each.name, each.tensor.grad) for each in parameters_of(self._modules))
+        return {name: grad for name, grad in found if grad is not None}
 
     def _attributes(self) -> dict[str, dict[str, Any]]:
         now = {name: plain_numbers(module) for name, module in self._modules.named.items()}
@@ -304,11 +297,7 @@ class UnknownOptimizers:
         if any(id(each) in self._known for each in (optimizer, *running_steps())):
             return
         self._known.add(id(optimizer))
-        if any(
-            id(tensor) in self._parameters
-            for group in optimizer.param_groups
-            for tensor in group["params"]
-        ):
+        if self._parameters & stepped_by(optimizer).keys():
             self._kinds.setdefault(type(optimizer).__name__, not optimizer.state)
 
     def remove(self) -> None:

@@ -38,16 +38,14 @@ def write_page(
     content: dict[str, Any],
     write_data: Callable[[PageData], dict[str, Any]],
 ) -> Path:
-    """Write a page, and return its path.
+    """Write a page, and return its path. Raises ReportError if the path is a directory or no
+    ``.html``, or the file cannot be written.
 
     Args:
         path: must end in ``.html``.
         template: a file in ``page/``.
         content: fills the template; its texts are escaped, invisible characters too.
         write_data: writes the columns, and returns the head.
-
-    Raises:
-        ReportError: if the path is a directory or no ``.html``, or the file cannot be written.
     """
     PAGE_FILE.refuse_other(path)
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow to import

@@ -113,14 +113,12 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
 
 
 def print_records(bundle: Bundle, glob: str | None = None, **place: Any) -> None:
-    """List a bundle's records with type, role, shape, dtype and statistics.
+    """List a bundle's records with type, role, shape, dtype and statistics. Raises UsageError if
+    none matches.
 
     Args:
         glob: list records of matching layers only; ``None`` for all.
         place: what their step, rank, call, role and path must be; ``None`` for any.
-
-    Raises:
-        UsageError: if none matches.
     """
     asked = {what: value for what, value in place.items() if value is not None}
     listed = [

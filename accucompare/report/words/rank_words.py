@@ -16,11 +16,11 @@ from accucompare.compare.invariants import (
     rank_facts,
 )
 from accucompare.report.words.layout_words import ranks_in_words
-from accucompare.text import printable
+from accucompare.text import counted, printable
 
 
 class RankCheckWords(NamedTuple):
-    """``holds``: what is said of ``{count}`` values in ``{steps}``."""
+    """``holds``: what is said of ``{count:value}`` in ``{steps}``."""
 
     looks_at: str
     holds: str
@@ -30,56 +30,56 @@ class RankCheckWords(NamedTuple):
 WORDS = {
     RankCheck.COMPLETE: RankCheckWords(
         "whether every rank, and every step of each, is there",
-        "{count} ranks, each with {steps}",
+        "{count:rank}, each with {steps}",
         "look at the log of these ranks: did they fail, or leave the loop early? Capture again",
     ),
     RankCheck.SETTINGS: RankCheckWords(
         "versions, flags, environment variables, libraries, code and mode of all ranks",
-        "{count} settings are the same on all ranks",
+        "{count:setting}: the same on all ranks",
         "start all ranks from one environment",
     ),
     RankCheck.WEIGHTS: RankCheckWords(
         "replicas of weights, and whether the parts of one fill it, at the start",
-        "{count} comparisons: replicas are equal, and parts fill the whole",
+        "{count:comparison}: replicas are equal, and parts fill the whole",
         "load one checkpoint on all ranks, or broadcast the weights before training",
     ),
     RankCheck.BATCHES: RankCheckWords(
         "which ranks were given which batch",
-        "{count} comparisons in {steps}: ranks that share out the rows have other batches, the"
+        "{count:comparison} in {steps}: ranks that share out the rows have other batches, the"
         " others the same",
         "give the sampler the data-parallel rank and number of ranks, not those of all processes",
     ),
     RankCheck.CALLS: RankCheckWords(
         "outputs of calls with bit-equal inputs and whole weights on several ranks",
-        "{count} calls in {steps} gave the same on all ranks that were given the same",
+        "{count:call} in {steps} gave the same on all ranks that were given the same",
         "look at this module on these ranks: its device, kernels, dropout, buffers. It is meant"
         " only if the module takes its rank's part by itself",
     ),
     RankCheck.LAYOUTS: RankCheckWords(
         "replicas of values whose layout is recorded, in all roles of calls",
-        "{count} values in {steps}: replicas are equal",
+        "{count:value} in {steps}: replicas are equal",
         "look for what is not reduced, or not broadcast, before this place",
     ),
     RankCheck.DROPOUT: RankCheckWords(
         "what Dropout modules dropped",
-        "{count} pairs of ranks in {steps}: equal where the inputs are, unlike where the batches"
+        "{count:pair} of ranks in {steps}: equal where the inputs are, unlike where the batches"
         " are",
         "seed ranks that hold replicas alike, and ranks with rows of their own apart",
     ),
     RankCheck.GRADIENTS: RankCheckWords(
         "replicas of the gradients that the optimizer is given",
-        "{count} gradients in {steps}: replicas are equal",
+        "{count:gradient} in {steps}: replicas are equal",
         "reduce the gradients before the update: no_sync left on, a parameter that DDP ignores, a"
         " replicated parameter whose gradient is each rank's own term",
     ),
     RankCheck.REDUCTION: RankCheckWords(
         "gradients given to the optimizer beside what the calls of all ranks gave",
-        "{count} gradients in {steps} are the {reduced} of the calls' over the ranks, to {error}",
+        "{count:gradient} in {steps}: the {reduced} of the calls' over the ranks, to {error}",
         "look at the reduction of this gradient, and at hooks that change it",
     ),
     RankCheck.LOOP: RankCheckWords(
         "learning rates, loss scales, skipped updates, clip factors, and losses of one batch",
-        "{count} numbers in {steps} are the same on their ranks",
+        "{count:number} in {steps}: the same on their ranks",
         "decide on one rank and broadcast it, or reduce the number before it is used",
     ),
     RankCheck.NORM: RankCheckWords(
@@ -89,16 +89,16 @@ WORDS = {
     ),
     RankCheck.UPDATES: RankCheckWords(
         "replicas of what updates made of weights and of the optimizer's state",
-        "{count} values in {steps}: replicas are equal",
+        "{count:value} in {steps}: replicas are equal",
         "look at the update on these ranks: its gradients, options, and what is gathered after it",
     ),
     RankCheck.TIED: RankCheckWords(
         "tied weights that are recorded under two names",
-        "{count} tied weights in {steps} are equal",
+        "{count:tied weight} in {steps}: equal",
         "tie the parameters again after loading, and sum their gradients",
     ),
     RankCheck.PADDING: RankCheckWords(
-        "rows of a vocabulary that are padding", "{count} rows are zero", "zero the padding"
+        "rows of a vocabulary that are padding", "{count:row}: zero", "zero the padding"
     ),
 }
 
@@ -199,11 +199,18 @@ def _unseen(fact: rank_facts.NotSeen) -> str:
     return _UNSEEN[fact.why]
 
 
+class _Count(int):
+    """``1 value``, ``1,200 values``, by the noun in the format."""
+
+    def __format__(self, noun: str) -> str:
+        return counted(int(self), noun)
+
+
 def _holds(check: RankCheck, fact: rank_facts.AllHold) -> str:
-    steps = f"{fact.steps} step{'' if fact.steps == 1 else 's'}"
+    steps = counted(fact.steps, "step")
     error = f"{max(fact.error or 0.0, _RESOLUTION):.0e}"
     text = WORDS[check].holds.format(
-        count=f"{fact.count:,}", steps=steps, reduced=fact.reduced, error=error
+        count=_Count(fact.count), steps=steps, reduced=fact.reduced, error=error
     )
     if fact.factor is not None:
         text += f"; all are {fact.factor:.4g} times that, as the loop may scale them"

@@ -180,14 +180,11 @@ def _weights_at(
     finding: Finding, module: nn.Module, notes: Sequence[Note], context: Context | None, same: bool
 ) -> list[TensorRange] | None:
     """The weights and buffers of a call: its module's own, and those of uncalled modules in it,
-    which it may use.
+    which it may use. Returns all of them as they were when it began; ``None`` if some were not
+    looked at then and have changed.
 
     Args:
         same: whether the parameters are still the ones that the call had.
-
-    Returns:
-        All of them as they were when it began; ``None`` if some were not looked at then and have
-        changed.
     """
     prefix = f"{finding.name}." if finding.name else ""
     began = next(

@@ -120,14 +120,12 @@ class Meter:
         self._waiting: list[Extrema] = []
 
     def look(self, value: Any, frames: bool = False, underflow: bool = False) -> Extrema | None:
-        """Begin to find the extrema of a tensor or a float.
+        """Begin to find the extrema of a tensor or a float. Returns what ``fetch`` will fill in;
+        ``None`` for what can hold neither NaN nor Inf, or no data.
 
         Args:
             frames: also find the smallest magnitude, and count NaN and Inf.
             underflow: also find the shares of values that are zero or subnormal.
-
-        Returns:
-            What ``fetch`` will fill in; ``None`` for what can hold neither NaN nor Inf, or no data.
         """
         if type(value) not in _PLAIN_CLASSES:
             if type(value) is float:

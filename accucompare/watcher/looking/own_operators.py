@@ -34,17 +34,12 @@ class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
         before: Callable[[list[OwnPart]], Any],
         after: Callable[..., None],
     ) -> None:
-        """Set what sees the operators.
-
-        Args:
-            listening: whether the running code is a module's own.
-            before: called with the inputs, before the operator may overwrite them.
-            after: called with what ``before`` returned, the operator's name, the calling source
-                line, and the outputs.
-        """
+        """Set what sees the operators."""
         super().__init__()
-        self._listening = listening
-        self._before = before
+        self._listening = listening  # whether the running code is a module's own
+        self._before = before  # called with the inputs, before the operator may overwrite them
+        # called with what ``before`` returned, the operator's name, the calling source line, and
+        # the outputs
         self._after = after
         self._blank = Blank()
 

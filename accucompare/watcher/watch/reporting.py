@@ -69,14 +69,12 @@ class Reporter:
     def report(
         self, scale: float | None, updated: bool, forward_only: bool, may_raise: bool
     ) -> NonFiniteError | None:
-        """Explain, log and report this step's new findings.
+        """Explain, log and report this step's new findings. Returns what is to be raised, if
+        anything.
 
         Args:
             forward_only: leave the backward's findings to the loss scaler.
             may_raise: whether the error, if any, will be raised.
-
-        Returns:
-            What is to be raised, if anything.
         """
         new = [finding for finding in self.found.findings if id(finding) not in self._reported]
         if forward_only:
