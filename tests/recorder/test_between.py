@@ -160,6 +160,20 @@ def test_without_tensors_a_change_is_seen_too(tmp_path: Path) -> None:
     )
 
 
+def test_one_row_that_is_scaled_after_the_last_forward_is_seen(tmp_path: Path) -> None:
+    def look(out: str, scale: float) -> Path:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 5000).eval()
+        with torch.no_grad(), ac.capture(model, tmp_path / out):
+            model(torch.ones(1, 8))
+            model.weight.data[777] *= scale
+        return tmp_path / out
+
+    golden = look("golden", 1.0)
+    assert ac.diff(golden, look("same", 1.0)).passed
+    assert not ac.diff(golden, look("other", 1.01)).passed
+
+
 def test_updates_of_steps_that_are_not_recorded_are_no_change(tmp_path: Path) -> None:
     comparison = ac.diff(
         run(tmp_path / "golden", steps=[1]), run(tmp_path / "candidate", steps=[1])
