@@ -374,7 +374,8 @@ class Counts(nn.Module):
         super().__init__()
         self.wrong = wrong
         self.calls, self._hidden, self.mean, self.when = 0, 0, 0.0, 0.0
-        self.sums = {"n": 0}
+        self.forward_ms = 0.0
+        self.sums = {"n": 0, "time": 0.0}
         self.state = SimpleNamespace(held={})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -383,6 +384,8 @@ class Counts(nn.Module):
         self.mean = 0.5 * self.mean + x.abs().mean().item() * (1 + (self.wrong == "mean"))
         self.sums["n"] += 1 + (self.wrong == "sums.n")
         self.when = time.time()
+        self.forward_ms += time.thread_time()
+        self.sums["time"] = self.forward_ms
         self.state.held = {"x": x.detach()}
         self.training = self.wrong != "training"
         return x * 2

@@ -18,6 +18,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.bundle.format import Role
@@ -597,6 +598,30 @@ def test_a_call_goes_on_with_what_golden_chose(
     given = next(each for each in fed.records() if each.key[2:] == ("look", 0, Role.OUTPUT, ""))
     assert fed.values(given).flatten().tolist() == golden.tolist()
     assert fed.values(own[Role.OP_OUTPUT]).flatten().tolist() != golden.tolist()
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_what_is_run_again_in_a_backward_chooses_as_it_did(
+    reentrant: bool | None, tmp_path: Path
+) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        def part(x: torch.Tensor) -> torch.Tensor:
+            x = torch.where(x + self.bias > 2.5, x * 3, x)
+            return torch.where(x - self.bias > 7.7, x * 2, x)
+
+        first, x = part(x), self.l(x)
+        again = {"use_reentrant": reentrant}
+        x = part(x) if reentrant is None else checkpoint(part, x, **again)  # type: ignore
+        return first + x
+
+    for out, bias, feed in (("golden", 0.0, None), ("fed", 0.2, tmp_path / "golden")):
+        model = Glue(forward, l=Scale(1.0))
+        model.bias = bias
+        with ac.capture(model, tmp_path / out, **grouped(feed=feed)):
+            model(torch.tensor([2.4, 2.6, 1.0, 2.55], requires_grad=True)).sum().backward()
+        bundle = ac.open_bundle(tmp_path / out)
+        of_l = [each for each in bundle.records() if each.key[2:5:2] == ("l", Role.GRAD_OUTPUT)]
+        assert [bundle.values(each).tolist() for each in of_l] == [[1.0, 6.0, 1.0, 3.0]]
 
 
 def test_several_steps_are_fed_each_from_its_own(tmp_path: Path, opened: Opened) -> None:

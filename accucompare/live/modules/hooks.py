@@ -200,8 +200,9 @@ class Listener(Generic[_C]):
                 return each
         return None
 
-    def is_running(self, call: _C) -> bool:
-        """Whether a call's own code runs on this thread: no child's, hook's or backward's."""
+    def is_running(self, call: _C | None) -> bool:
+        """Whether a call's own code runs on this thread: no child's, hook's or backward's; of
+        ``None``, what is run again of it."""
         return self.running() is call and threading.get_ident() not in _busy and not self.idle()
 
     def idle(self) -> bool:

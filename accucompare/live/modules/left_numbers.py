@@ -17,7 +17,10 @@ _Numbers = dict[tuple[str, str], Any]
 
 _KINDS = (bool, int, float, str)
 #: Where a model is and what it is called; how long something took.
-_OF_NO_STATE = re.compile(r"device|dtype|name_or_path|(.*[_.])?(elapsed|duration|latency|\w*_time)")
+_OF_NO_STATE = re.compile(
+    r"device|dtype|name_or_path|.*\.time"
+    r"|(.*[_.])?(elapsed|duration|latency|\w*_time|(time_)?(ms|secs|seconds))"
+)
 _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.monotonic, time.perf_counter)
 #: Larger integers are addresses, or times in nanoseconds.
 _LARGEST = 1 << 32

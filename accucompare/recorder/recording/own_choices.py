@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +23,16 @@ class ChoicesOfCall:
 
     feed: OperatorFeed | None
     counts: Counter[str] = field(default_factory=Counter)
+    # golden's choices that it was given, by how many it had made
+    given: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class MadeSoFar:
+    """How many of its choices a call has made, where a part of it begins that is run again."""
+
+    of: ChoicesOfCall
+    many: int
 
 
 @dataclass
@@ -35,16 +47,50 @@ class OwnChoices:
     record: Callable[[Any, Role, str, Any, str, str], None]
     allows: Callable[[str], bool]  # whether a module is recorded
     feed: Feeding | None
+    # by thread: the parts that are run again, nested
+    _again: dict[int, list[MadeSoFar]] = field(default_factory=dict, init=False)
 
     def __call__(self, choice: OperatorChoice) -> torch.Tensor | None:
-        call = self.listener.running()
-        if call is None or not self.listener.is_running(call):
+        call, again = self.listener.running(), self._again.get(threading.get_ident())
+        if (call is None and not again) or not self.listener.is_running(call):
             return None
         line = source_line(folders=1)
         if not line:
             return None
+        if call is None:
+            return self._as_before(choice, again[-1]) if again else None
         found: torch.Tensor | None = self.listener.run(self._made, call.name, (call, choice, line))
         return found
+
+    def so_far(self) -> MadeSoFar | None:
+        """What the code that now runs on this thread has chosen; ``None`` if it is not fed."""
+        call, again = self.listener.running(), self._again.get(threading.get_ident())
+        if self.feed is None:
+            return None
+        if call is None:
+            return replace(again[-1]) if again else None
+        if call.choices is None:
+            call.choices = ChoicesOfCall(self._feed_of(call))
+        return MadeSoFar(call.choices, call.choices.counts.total())
+
+    @contextlib.contextmanager
+    def run_again(self, since: MadeSoFar | None) -> Iterator[None]:
+        """Within the context, this thread runs a call's own code again, which chooses as before."""
+        if since is None:
+            yield
+            return
+        running = self._again.setdefault(threading.get_ident(), [])
+        running.append(replace(since))
+        try:
+            yield
+        finally:
+            running.pop()
+
+    @staticmethod
+    def _as_before(choice: OperatorChoice, made: MadeSoFar) -> torch.Tensor | None:
+        found = made.of.given.get(made.many)
+        made.many += 1
+        return None if found is None or found.shape != choice.chosen.shape else found
 
     def _made(self, call: Any, choice: OperatorChoice, line: str) -> torch.Tensor | None:
         if call.choices is None:
@@ -64,8 +110,13 @@ class OwnChoices:
             self.record(call, Role.OP_OUTPUT, path, choice.chosen, choice.name, line)
         if feed is None or why_not:  # by its own scores, which are not golden's
             return None
-        found = feed.feed.value(feed.place(Role.OP_OUTPUT), path, choice.chosen, Memory())
-        return None if found is None or torch.equal(found, choice.chosen) else found
+        found: torch.Tensor | None = feed.feed.value(
+            feed.place(Role.OP_OUTPUT), path, choice.chosen, Memory()
+        )
+        if found is None or torch.equal(found, choice.chosen):
+            return None
+        own.given[own.counts.total() - 1] = found
+        return found
 
     def _feed_of(self, call: Any) -> OperatorFeed | None:
         if self.feed is None:

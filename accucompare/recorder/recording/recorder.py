@@ -37,7 +37,7 @@ from accucompare.recorder.recording.buffers import Buffers
 from accucompare.recorder.recording.making import PLAINLY, How, RecordMaker
 from accucompare.recorder.recording.nodes import Nodes
 from accucompare.recorder.recording.operators import Operators
-from accucompare.recorder.recording.own_choices import OwnChoices
+from accucompare.recorder.recording.own_choices import MadeSoFar, OwnChoices
 from accucompare.recorder.recording.recorded_call import RecordedCall
 from accucompare.recorder.recording.updates import Updates
 from accucompare.recorder.state import NOTHING, Training
@@ -113,8 +113,11 @@ class Recorder(Listener[RecordedCall]):
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
         # called when a part of the forward begins that will run again
         self._witness = Witness(
-            lambda reentrant: functools.partial(self._runs_again, self.mark(), reentrant)
+            lambda reentrant: functools.partial(
+                self._runs_again, self.mark(), reentrant, self._choices.so_far()
+            )
         )
+        self._choices = OwnChoices(self, self.add_operator, self._allows, self._feed)
         self._known_second_runs = 0  # running second runs that need nothing
         # whether calls were made in a backward, and not by torch.utils.checkpoint
         self._ran_in_backward = False
@@ -167,7 +170,7 @@ class Recorder(Listener[RecordedCall]):
         whole = self._writer.mode is Mode.TENSORS and self._layouts is None
         if not whole or self._operators:
             return contextlib.nullcontext()
-        return choosing(OwnChoices(self, self.add_operator, self._allows, self._feed))
+        return choosing(self._choices)
 
     def install(self, steps: Steps | None = None) -> None:
         """Put the hooks on; they listen in the given steps."""
@@ -380,7 +383,7 @@ class Recorder(Listener[RecordedCall]):
         return True
 
     @contextlib.contextmanager
-    def _runs_again(self, mark: Mark, reentrant: bool) -> Iterator[None]:
+    def _runs_again(self, mark: Mark, reentrant: bool, chosen: MadeSoFar | None) -> Iterator[None]:
         """A second run: fed, not recorded. Gradients are recorded if the first run had no graph."""
         follows = reentrant and self._backward is not None
         if not self.listening or mark.step != self.step or not (follows or self._feed is not None):
@@ -392,7 +395,7 @@ class Recorder(Listener[RecordedCall]):
             return
         if follows and self._backward is not None:
             self._backward.run_again()
-        with self.in_second_run(mark):
+        with self.in_second_run(mark), self._choices.run_again(chosen):
             yield
 
     def failed(self, error: Exception, name: str) -> None:
