@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import OPERATOR_ROLES, GlobalRecord, Layout, Manifest, Record, Role
+from accucompare.bundle.format import OPERATOR_ROLES, Layout, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.fusions.flat_tokens import is_as_captured
@@ -24,6 +24,7 @@ from accucompare.compare.fusions.parts_of_calls import (
     box_of_part,
     made_of_calls,
     one_by_one,
+    side_by_side,
     starts_of,
 )
 from accucompare.compare.pairing import Renaming, rename
@@ -323,7 +324,7 @@ class _Translator:
         (whole,) = self._ours.of(first.name, [call], first)
         made: Record | None = None
         if whole is not None and all(map(_is_one_tensor, (whole, *parts))):
-            made = _added_up(parts, whole) or _side_by_side(parts, whole)
+            made = _added_up(parts, whole) or side_by_side(parts, whole.shape)
             if made is None and {each.shape for each in parts} == {whole.shape}:
                 if first.digest is not None and len({each.digest for each in parts}) == 1:
                     made = first
@@ -356,18 +357,6 @@ class _Translator:
             if (box := box_of_part(record, start, part, False)) is not None:
                 made = made_of_calls(record, [box], shape=part.shape)
                 yield self._placed(made, part.call)
-
-
-def _side_by_side(parts: Sequence[Record], whole: Record) -> GlobalRecord | None:
-    """The whole that parts fill; ``None`` if they do not."""
-    starts = starts_of(whole.shape, [each.shape for each in parts])
-    if starts is None or len(starts) < len(parts):
-        return None
-    held = [box_of_part(whole, at, each, True) for each, at in zip(parts, starts, strict=True)]
-    boxes = [each for each in held if each is not None]
-    if len(boxes) < len(parts):
-        return None
-    return made_of_calls(parts[0], boxes, shape=whole.shape)
 
 
 def _added_up(parts: Sequence[Record], whole: Record) -> Record | None:

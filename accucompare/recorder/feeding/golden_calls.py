@@ -16,7 +16,14 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, Box, GlobalRecord, Layout, Record, Role
 from accucompare.compare.constants import TELLS_LAYOUT
-from accucompare.compare.fusions import box_of_part, made_of_calls, next_start, rows, starts_of
+from accucompare.compare.fusions import (
+    Part,
+    box_of_part,
+    made_of_calls,
+    next_part,
+    side_by_side,
+    starts_of,
+)
 from accucompare.live.values import layout_of, local_part
 
 _Shape = tuple[int, ...]
@@ -40,7 +47,7 @@ class _Cursor:
     """How far the calls in one call have come: the next of golden's, and what of it is taken."""
 
     at: int = 0
-    taken: list[tuple[_Shape, _Shape]] = field(default_factory=list)
+    taken: list[Part] = field(default_factory=list)
 
 
 class GoldenCalls:
@@ -61,7 +68,7 @@ class GoldenCalls:
         self._cursors: dict[tuple[_Call | None, str], _Cursor] = defaultdict(_Cursor)
         self._seen: Counter[tuple[_Call | None, str]] = Counter()
         # by golden's call, role and path: where each call's part lies
-        self._starts: dict[tuple[_Call, Role, str], dict[int, tuple[_Shape, _Shape]]] = {}
+        self._parts: dict[tuple[_Call, Role, str], dict[int, Part]] = {}
         self._any = False
 
     def load(self, records: Iterable[tuple[str, Record]], name_of: Callable[[str], Any]) -> None:
@@ -78,7 +85,7 @@ class GoldenCalls:
         }
 
     def end_step(self) -> None:
-        for kept in (self._inside, self._made, self._cursors, self._seen, self._starts):
+        for kept in (self._inside, self._made, self._cursors, self._seen, self._parts):
             kept.clear()
         self._certain.clear()
         self._refuted.clear()
@@ -151,11 +158,11 @@ class GoldenCalls:
                 return CallsOfGolden(cut[1:], False, own)
             path = next(path for path, record in held.items() if record is whole)
             shape = tuple(tensors[path].shape)
-            start = _next_start(whole.shape, cursor.taken, shape)
-            if start is not None and math.prod(shape) < math.prod(whole.shape):
-                part = box_of_part(whole, start, replace(whole, shape=shape), False)
+            found = next_part(whole.shape, cursor.taken, shape)
+            if found is not None and math.prod(shape) < math.prod(whole.shape):
+                part = box_of_part(whole, found[0], replace(whole, shape=shape), False)
                 if part is not None and self._is_part(held, tensors, path, part):
-                    cursor.taken.append((start, rows(shape, len(start))))
+                    cursor.taken.append(found)
                     taken = sum(math.prod(own) for _, own in cursor.taken)
                     if taken == math.prod(whole.shape):
                         cursor.at, cursor.taken = cursor.at + 1, []
@@ -228,23 +235,13 @@ class GoldenCalls:
             summed = first.role is Role.GRAD_INPUT and (certain or not of.is_part)
             return None if summed or not shape else first
         if len(records) > 1:
-            starts = starts_of(shape, (each.shape for each in records))
-            if starts is None or len(starts) < len(records):
-                return None
-            whole = replace(first, shape=shape)
-            made = [
-                box_of_part(whole, at, each, True) for each, at in zip(records, starts, strict=True)
-            ]
-            boxes = [each for each in made if each is not None]
-            if len(boxes) < len(records):
-                return None
-            return _named(made_of_calls(first, boxes, shape=shape))
+            return _named(side_by_side(records, shape))
         path = first.path.partition("#")[0] if first.role in GRADIENT_ROLES else first.path
-        held = self._starts.setdefault(((name, of.calls[0]), role, path), {})
+        held = self._parts.setdefault(((name, of.calls[0]), role, path), {})
         if call not in held and role is first.role:
-            start = _next_start(first.shape, [*held.values()], shape)
-            if start is not None:
-                held[call] = start, rows(shape, len(start))
+            found = next_part(first.shape, [*held.values()], shape)
+            if found is not None:
+                held[call] = found
         if role is not first.role and not certain:
             return None  # it may have had fewer rows than golden's, and given as many
         if first.role is Role.OUTPUT and call in held:
@@ -255,17 +252,9 @@ class GoldenCalls:
         return None if box is None else _named(made_of_calls(first, [box], shape=shape))
 
 
-def _next_start(
-    whole: _Shape, before: Sequence[tuple[_Shape, _Shape]], part: _Shape
-) -> _Shape | None:
-    """As ``next_start``, of tokens in a row too."""
-    few = min(len(whole), len(part))
-    if not few or any(len(start) != few for start, _ in before):
-        return None
-    return next_start(rows(whole, few), before, rows(part, few))
-
-
-def _named(record: GlobalRecord) -> GlobalRecord:
+def _named(record: GlobalRecord | None) -> GlobalRecord | None:
     """The record with a digest of its own: equal ones are one copy."""
+    if record is None:
+        return None
     parts = [(box.terms[0].digest, box.start, box.where) for box in record.boxes]
     return replace(record, digest=str(parts))
