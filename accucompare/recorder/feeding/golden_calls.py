@@ -24,7 +24,7 @@ from accucompare.compare.fusions import (
     side_by_side,
     starts_of,
 )
-from accucompare.live.values import layout_of, local_part
+from accucompare.recorder.feeding.misfits import is_all_here
 
 _Shape = tuple[int, ...]
 #: (name, call index).
@@ -48,6 +48,9 @@ class _Cursor:
 
     at: int = 0
     taken: list[Part] = field(default_factory=list)
+
+    def go_on(self, many: int = 1) -> None:
+        self.at, self.taken = self.at + many, []
 
 
 class GoldenCalls:
@@ -97,14 +100,14 @@ class GoldenCalls:
         """What a call is in golden; ``None`` where it is not in parts."""
         own = name, call
         if own not in self._made:
-            self._made[own] = found = self._found(name, call, parent, given)
+            self._made[own] = found = self._found(own, parent, given)
             self._any = self._any or found is not None
         return self._made[own]
 
     def _found(
-        self, name: str, call: int, parent: _Call | None, given: Sequence[tuple[str, Any]]
+        self, own: _Call, parent: _Call | None, given: Sequence[tuple[str, Any]]
     ) -> CallsOfGolden | None:
-        around = self._made.get(parent) if parent else None
+        (name, call), around = own, self._made.get(parent) if parent else None
         parents = (
             [parent]
             if around is None or parent is None
@@ -117,14 +120,8 @@ class GoldenCalls:
             if all(len(each) > at for each in lists):
                 return around._replace(calls=tuple(each[at] for each in lists))
             return None
-        tensors = {
-            path: part
-            for path, part in given
-            if isinstance(part, torch.Tensor)
-            and layout_of(part) is Layout.STRIDED
-            and local_part(part) is part
-        }
-        found = self._next((name, call), lists[0], self._cursors[parent, name], tensors)
+        tensors = {path: part for path, part in given if is_all_here(part)}
+        found = self._next(own, lists[0], self._cursors[parent, name], tensors)
         if found is None or found.is_part or len(found.calls) > 1:
             return found
         return found if self._any and found.calls != (call,) else None
@@ -140,24 +137,21 @@ class GoldenCalls:
         while cursor.at < len(goldens):
             name, cut = own[0], (own[0], goldens[cursor.at])
             held = {path: self._input_of(*cut, path) for path in tensors}
-            whole = next(
-                (
-                    record
-                    for path, record in held.items()
-                    if record is not None
-                    and record.layout is Layout.STRIDED
-                    and record.shape != tuple(tensors[path].shape)
-                ),
-                None,
+            shapes = {path: tuple(tensor.shape) for path, tensor in tensors.items()}
+            others = (
+                (path, record)
+                for path, record in held.items()
+                if record is not None
+                and record.layout is Layout.STRIDED
+                and record.shape != shapes[path]
             )
-            if whole is None:
-                if cursor.taken:  # what was begun is not filled
-                    cursor.at, cursor.taken = cursor.at + 1, []
+            odd, began = next(others, None), bool(cursor.taken)
+            if odd is None:
+                cursor.go_on()
+                if began:  # and is not filled
                     continue
-                cursor.at += 1
                 return CallsOfGolden(cut[1:], False, own)
-            path = next(path for path, record in held.items() if record is whole)
-            shape = tuple(tensors[path].shape)
+            (path, whole), shape = odd, shapes[odd[0]]
             found = next_part(whole.shape, cursor.taken, shape)
             if found is not None and math.prod(shape) < math.prod(whole.shape):
                 part = box_of_part(whole, found[0], replace(whole, shape=shape), False)
@@ -165,17 +159,17 @@ class GoldenCalls:
                     cursor.taken.append(found)
                     taken = sum(math.prod(own) for _, own in cursor.taken)
                     if taken == math.prod(whole.shape):
-                        cursor.at, cursor.taken = cursor.at + 1, []
+                        cursor.go_on()
                         self._certain.add(own)
                     return CallsOfGolden(cut[1:], True, own)
-            if cursor.taken:
-                cursor.at, cursor.taken = cursor.at + 1, []
+            if began:
+                cursor.go_on()
                 continue
             records = (self._input_of(name, each, path) for each in goldens[cursor.at :])
             starts = starts_of(shape, (None if each is None else each.shape for each in records))
             many = 1 if starts is None else len(starts)
             self._certain.add(own)
-            cursor.at += many
+            cursor.go_on(many)
             return CallsOfGolden(tuple(goldens[cursor.at - many : cursor.at]), False, own)
         return None
 
