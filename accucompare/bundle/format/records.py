@@ -164,6 +164,11 @@ def same_line(one: str, other: str) -> bool:
     return long == short or ("/" not in short and long.endswith(f"/{short}"))
 
 
+def line_in_file(line: str) -> str:
+    """A source line without its folder."""
+    return line.rpartition("/")[2]
+
+
 #: Attributes under which wrappers keep the wrapped module; left out of qualified names.
 WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
