@@ -14,7 +14,7 @@ class Unfed(msgspec.Struct, frozen=True):
     """A golden value that a call of a fed capture was not given, or did not pass on, and why.
 
     ``hides``: whether the call computed something else for that reason alone, so that its rows
-    prove nothing; not in older bundles."""
+    prove nothing."""
 
     step: Count
     name: str

@@ -224,7 +224,7 @@ class Manifest:
             ``BundleWriter.close`` sets it.
         stopped: where and why it ended early: ``{"step", "module", "error"}``.
         ranks: how many processes captured together.
-        series: this rank's training steps in numbers, in order; empty in older bundles.
+        series: this rank's training steps in numbers, in order.
         state: digest and number of records of the state that ``--like`` starts from; ``None`` if
             not saved.
         capture: options of the capture: seed, only, skip, steps.
@@ -233,7 +233,7 @@ class Manifest:
             digests.
         inputs: per step, the root module's inputs with their digests.
         mesh: this rank's index along each dimension of parallelism, and how many ranks lie along
-            it: ``{"dp": (1, 2), "tp": (0, 2)}``; empty where nothing told, and in older bundles.
+            it: ``{"dp": (1, 2), "tp": (0, 2)}``; empty where nothing told.
         notes: what went differently than a reader would assume, one sentence each.
     """
 
@@ -308,7 +308,7 @@ class Manifest:
 
     @property
     def variables(self) -> dict[str, str] | None:
-        """Environment variables that may change numbers; ``None`` in older bundles and dumps.
+        """Environment variables that may change numbers; ``None`` in dumps.
         Errors as ``check``."""
         return _typed(self.environment, _Settings).variables
 

@@ -70,7 +70,6 @@ class InnerTensors:
         self._last: dict[str, int] = {}
         self._times: Counter[tuple[str, int, Role, str]] = Counter()
         self.beyond: set[str] = set()  # containers with more items than are looked at
-        self.held: dict[str, str] = {}  # at the start: digests by qualified name
         for name, inner in self._found(everything=True):
             value = inner.value
             if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -78,7 +77,7 @@ class InnerTensors:
             else:
                 self._know(name, inner, value)
         self._ever.clear()
-        self.held = {
+        self.held = {  # at the start: digests by qualified name
             f"{name}.{path}".removeprefix("."): leaf.digest
             for (name, path), leaf in self._leaves.items()
             if leaf.digest is not None
