@@ -54,7 +54,9 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
 
     A call is taken for an expert's if its input consists of some rows of a call's around it. Each
     side's rows are found by their bits among that call's rows, whose places are known."""
-    routed, (inner, scores) = routings(sides), InnerChoices.of(sides)
+    routed, (chosen, scores) = routings(sides), InnerChoices.of(sides)
+    # a router's own operators choose what it gives
+    inner = [each for each in chosen if each.call not in {router.call for router in routed}]
     if not routed and not may_have_experts(sides):
         apart = [frozenset[int]()] * len(inner)
         return PairedTokens(sides.unified, forward=apart, routings=inner, scores=scores)
