@@ -391,12 +391,6 @@ def _not_captured(result: Result) -> Iterator[Fact]:
         yield BareFact.NOT_FINITE_FROM
     if len({*result.step_counts}) > 1:
         yield BareFact.FEWER_STEPS
-    unrecorded = [
-        not (side.options.imported or side.options.written) and bool(side.model.get("buffers"))
-        for side in sides
-    ]
-    if any(unrecorded):
-        yield facts.BuffersNotRecorded(golden=unrecorded[0])
 
 
 def _out_of_sight(result: Result) -> Iterator[BareFact]:

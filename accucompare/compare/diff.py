@@ -28,8 +28,7 @@ from accucompare.compare.across_ranks import (
 from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.fusions import (
-    added_like,
-    in_pieces_like,
+    made_like,
     on_fusions,
     with_carried_sums,
     with_sums_of_pieces,
@@ -438,9 +437,7 @@ def _with_second_runs(
 
 
 def _in(run: Mapping[Key, Record], record: Record | None) -> Record | None:
-    if record is None:
-        return None
-    return in_pieces_like(added_like(run.get(record.key), record, run), record, run)
+    return None if record is None else made_like(run.get(record.key), record, run)
 
 
 def _count(pairs: list[Pair]) -> int:

@@ -172,12 +172,6 @@ class TrainedOtherwise(_Said, frozen=True):
 # What an all-clear does not cover.
 
 
-class BuffersNotRecorded(_Said, frozen=True):
-    """A side was captured by a version that does not record what calls write into buffers."""
-
-    golden: bool
-
-
 class CapturedInPart(_Said, frozen=True):
     """What of a model was captured, where that is not all."""
 
@@ -197,7 +191,6 @@ Qualifying: TypeAlias = (
     | OverPrecise
     | MadeOtherwise
     | TrainedOtherwise
-    | BuffersNotRecorded
     | CapturedInPart
 )
 

@@ -111,7 +111,6 @@ class ByRounding(_Fact, frozen=True):
 class OneSideWhy(str, Enum):
     """Why a side has no record."""
 
-    VERSION = "version"  # it was captured by one that records none
     RAN_ON = "ran on"  # it did not look at what its last step left behind
     NO_UPDATE = "no update"  # it records gradients that an update takes
     WITHOUT_GRADIENTS = "no gradients"

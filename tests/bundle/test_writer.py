@@ -59,16 +59,6 @@ def test_a_bundle_is_a_manifest_and_two_files_a_step(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("role", "version"), [("output", 1), ("grad_input", 1), ("op_output", 1), ("op_grad_input", 2)]
-)
-def test_a_bundle_says_the_oldest_format_that_has_its_records(
-    role: str, version: int, tmp_path: Path
-) -> None:
-    write(tmp_path / "b", [item("a", [1.0]), item("a", [1.0], role=role)])
-    assert json.loads((tmp_path / "b/manifest.json").read_text())["format_version"] == version
-
-
 def test_plain_numpy_opens_a_step(tmp_path: Path) -> None:
     write(
         tmp_path / "b",

@@ -143,7 +143,6 @@ def test_equal_parts_at_two_places_have_a_sketch_each(tmp_path: Path) -> None:
         bundle(tmp_path / "b", np.concatenate([WHOLE[:30], WHOLE[:30]]), ROWS)
     ) as opened:
         one, other = (opened.sketch(record) for record in opened.records())
-        assert opened.manifest.format_version == 5
     assert np.linalg.norm(one - other) > 0.5 * np.linalg.norm(WHOLE[:30])
 
 

@@ -25,11 +25,9 @@ from accucompare.bundle.format.global_records import (
 from accucompare.bundle.format.manifest import (
     BASELINES,
     FORMAT_VERSION,
-    NEEDS,
     PREVIOUS,
     PROOF,
     ROUNDED_RUN,
-    SHARDS_NEED,
     Manifest,
     StepEntry,
     StepSeries,
@@ -59,6 +57,7 @@ from accucompare.bundle.format.records import (
     Record,
     Role,
     display_name,
+    line_in_file,
     same_line,
 )
 from accucompare.bundle.format.saved_training import (
@@ -79,7 +78,6 @@ __all__ = [
     "FORMAT_VERSION",
     "GRADIENT_ROLES",
     "GROUP_OF",
-    "NEEDS",
     "NODE_ROLES",
     "OPERATOR_ROLES",
     "PREVIOUS",
@@ -87,7 +85,6 @@ __all__ = [
     "ROLES_OF",
     "ROUNDED_RUN",
     "SERIES_ROLES",
-    "SHARDS_NEED",
     "STATE_ROLES",
     "TRAINING_ROLES",
     "UNKNOWN_CONTENT",
@@ -127,6 +124,7 @@ __all__ = [
     "bundle_around",
     "display_name",
     "holds_bundle",
+    "line_in_file",
     "manifests_of",
     "open_lines",
     "open_source",

@@ -14,7 +14,7 @@ class Unfed(msgspec.Struct, frozen=True):
     """A golden value that a call of a fed capture was not given, or did not pass on, and why.
 
     ``hides``: whether the call computed something else for that reason alone, so that its rows
-    prove nothing; not in older bundles."""
+    prove nothing."""
 
     step: Count
     name: str
@@ -130,7 +130,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The options of a capture that a comparison decides by. Older bundles lack some."""
+    """The options of a capture that a comparison decides by; a dump's bundle lacks some."""
 
     # what it keeps of tensors: ``tensors``, ``sketch``, ``stats`` or ``digest``
     mode: str | None = None
@@ -138,25 +138,20 @@ class Options(msgspec.Struct, frozen=True):
     level: str | None = None  # ``op`` if it holds operators
     seed: Any = None
     steps: int | None = None
-    # how many steps its case was to run, unless they were chosen one by one; not in older bundles
+    # how many steps its case was to run, unless they were chosen one by one
     case_steps: Count | None = None
     only: tuple[str, ...] | None = None
     skip: tuple[str, ...] | None = None
     like: str | None = None  # the bundle that it took weights and inputs from
     emulate: str | None = None  # the format that it rounded operands of products to
-    # the ranks whose sums it made on one device; not in older bundles
-    as_layout: AsLayout | None = None
+    as_layout: AsLayout | None = None  # the ranks whose sums it made on one device
     dtype: str | None = None
     round_weights: str | None = None  # the type that golden's weights were rounded to
-    # whether it records what is written into buffers and arguments; older versions do not
-    written: bool = False
-    # the plain attributes in which modules kept tensors; ``None`` in older bundles, which do not
-    # record those that held nothing at the start
+    written: bool = False  # whether it records what is written into buffers and arguments
+    # the plain attributes in which modules kept tensors; ``None`` if none were looked at
     kept: tuple[str, ...] | None = None
-    left: Left | None = None  # what else its steps left in attributes; not in older bundles
-    # whether it holds gradients that no update took; of several ranks, and in older bundles, it
-    # does not
-    left_grads: bool = False
+    left: Left | None = None  # what else its steps left in attributes
+    left_grads: bool = False  # whether it holds gradients that no update took; not of several ranks
     # whether it holds what single calls add to parameters' gradients, if any
     call_grads: bool = True
     # the type that golden's values were rounded to before they were fed
@@ -165,8 +160,7 @@ class Options(msgspec.Struct, frozen=True):
     loss: bool | None = None
     backward: bool | None = None  # whether it holds gradients
     no_backward: bool | None = None  # whether it was asked to hold none
-    # the groups of records that it was asked to hold; ``None`` in older bundles, which hold all
-    # that ``backward`` implies
+    # the groups of records that it was asked to hold; ``None``: all that ``backward`` implies
     roles: tuple[RoleGroup, ...] | None = None
     # the steps that it was asked to hold, of a longer run; ``None`` if all
     chosen_steps: tuple[Count, ...] | None = None
@@ -180,19 +174,17 @@ class Options(msgspec.Struct, frozen=True):
     # gradient of 0.weight``
     overruled: tuple[str, ...] = ()
     # the number after its last step, if it looked at what that left behind. A step of this number
-    # holds what changed since then. ``None`` if it did not look: in older bundles, or because the
-    # model ran on without being recorded.
+    # holds what changed since then. ``None`` if the model ran on without being recorded.
     closing: Count | None = None
     # on several ranks, how many random draws were for tensors whose layout is not known: each rank
-    # drew as if it held the whole. 0 in older bundles.
+    # drew as if it held the whole.
     unplaced_draws: Count = 0
     script: bool = False  # whether an unedited script was captured instead of a case
     # the script's models that might have been captured, too; none if it was told
     other_models: tuple[str, ...] = ()
-    # what all ranks of one run have in common, and no other run; ``""`` for one rank, and in older
-    # bundles
+    # what all ranks of one run have in common, and no other run; ``""`` for one rank
     run: str = ""
-    compiled: Compiled | None = None  # the regions that it ran as one; not in older bundles
+    compiled: Compiled | None = None  # the regions that it ran as one
 
     def holds(self, group: RoleGroup) -> bool:
         """Whether it was asked to hold a group's records, and there were some."""
@@ -202,8 +194,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Code(msgspec.Struct, frozen=True):
-    """Which code ran, as the manifest's ``model`` says; ``None`` where an older bundle does not
-    say."""
+    """Which code ran, as the manifest's ``model`` says; ``None`` where a dump does not."""
 
     # digests of the source files of Python modules, by the modules' names
     sources: dict[str, str] | None = None

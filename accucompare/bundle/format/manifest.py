@@ -18,7 +18,6 @@ import msgspec
 import xxhash
 
 from accucompare.bundle.format.capture_facts import Code, Feed, Options
-from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role
 from accucompare.bundle.format.saved_training import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import is_stream, replace_whole
@@ -29,15 +28,8 @@ from accucompare.text import first_few
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
-#: The format of every bundle that needs nothing of ``NEEDS``.
-FORMAT_VERSION = 1
-#: The format of a bundle with records of these roles. Older versions would take them for damage,
-#: but refuse a newer format by its number.
-NEEDS = {**dict.fromkeys(NODE_ROLES, 2), **dict.fromkeys((*WRITTEN_ROLES, Role.PARAM_CHANGED), 4)}
-#: The same for a bundle with shards, which older versions would compare with any other shard.
-SHARDS_NEED = 5
-#: The newest format that this version reads.
-NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
+#: The format that this version writes; it reads all up to this.
+FORMAT_VERSION = 5
 _SIZE_LIMIT = 64 << 20  # a manifest has a few lines per parameter; a longer file is no manifest
 _MOST_RANKS = 100_000
 _AT_ONCE = 32  # manifests requested together
@@ -227,12 +219,12 @@ class Manifest:
     """What ``manifest.json`` holds.
 
     Attributes:
-        format_version: the oldest format that can hold the bundle.
+        format_version: of the bundle.
         complete: whether the capture ran to its end and recorded all that it set out to. Only
             ``BundleWriter.close`` sets it.
         stopped: where and why it ended early: ``{"step", "module", "error"}``.
         ranks: how many processes captured together.
-        series: this rank's training steps in numbers, in order; empty in older bundles.
+        series: this rank's training steps in numbers, in order.
         state: digest and number of records of the state that ``--like`` starts from; ``None`` if
             not saved.
         capture: options of the capture: seed, only, skip, steps.
@@ -241,7 +233,7 @@ class Manifest:
             digests.
         inputs: per step, the root module's inputs with their digests.
         mesh: this rank's index along each dimension of parallelism, and how many ranks lie along
-            it: ``{"dp": (1, 2), "tp": (0, 2)}``; empty where nothing told, and in older bundles.
+            it: ``{"dp": (1, 2), "tp": (0, 2)}``; empty where nothing told.
         notes: what went differently than a reader would assume, one sentence each.
     """
 
@@ -316,7 +308,7 @@ class Manifest:
 
     @property
     def variables(self) -> dict[str, str] | None:
-        """Environment variables that may change numbers; ``None`` in older bundles and dumps.
+        """Environment variables that may change numbers; ``None`` in dumps.
         Errors as ``check``."""
         return _typed(self.environment, _Settings).variables
 
@@ -410,11 +402,11 @@ class Manifest:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise BundleError(f"{path}: not the manifest of an accucompare bundle")
         version = content.get("format_version")
-        if type(version) is not int or not FORMAT_VERSION <= version <= NEWEST_FORMAT:
+        if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
             writer = str(content.get("accucompare", "unknown"))[:20]
             raise BundleError(
                 f"{path}: bundle format version {str(version)[:20]}, but this accucompare"
-                f" {__version__} reads version {NEWEST_FORMAT} and older; install the accucompare"
+                f" {__version__} reads version {FORMAT_VERSION} and older; install the accucompare"
                 f" that wrote it ({writer}) or a newer one"
             )
         if not _is_as_written(raw, content):

@@ -89,7 +89,7 @@ OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
 AT_THE_END = "#2"
 
 #: Options of parameter groups that say how an update is computed, not what: devices may differ in
-#: them. Older bundles hold them.
+#: them.
 WAYS_OF_UPDATING = ("foreach", "fused", "capturable", "differentiable")
 
 #: What ``--roles`` chooses.
@@ -164,6 +164,11 @@ def same_line(one: str, other: str) -> bool:
     return long == short or ("/" not in short and long.endswith(f"/{short}"))
 
 
+def line_in_file(line: str) -> str:
+    """A source line without its folder."""
+    return line.rpartition("/")[2]
+
+
 #: Attributes under which wrappers keep the wrapped module; left out of qualified names.
 WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -180,9 +185,7 @@ class Error(msgspec.Struct, frozen=True):
     rel_l2: Annotated[float, msgspec.Meta(ge=0)] | None
     rmse: Annotated[float, msgspec.Meta(ge=0)]
     different: Count  # how many integers or booleans differ
-    # for gradients: the factor on golden that comes closest, less 1; else, and in older bundles,
-    # ``None``
-    factor: float | None = None
+    factor: float | None = None  # for gradients: the factor on golden that comes closest, less 1
     # for updates of a parameter of a half type: how many elements are off by more than rounding can
     # do; else ``None``
     beyond: Count | None = None
@@ -208,15 +211,15 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         error: in a baseline that keeps no tensors: the distance from golden, where it could be
             measured.
         components: of a nested tensor: the shapes of its parts, whose values are one array of the
-            record's shape; ``None`` for others, and in older bundles, which keep no values of it.
+            record's shape; ``None`` for others.
         detail: what an opaque value was, or why a tensor could not be read.
         sketch: without a member: the number, from 0, of its sketch in the step; ``None`` if it has
             none.
         shard: the layout of a rank's part of a tensor, as its sketch has it; ``None`` for a whole
             tensor, and where a rank cannot see the layout.
-        requires_grad: whether autograd followed what a call took or gave; False in older bundles.
+        requires_grad: whether autograd followed what a call took or gave.
         source_line: where an operator was called, or for a node its operator, such as
-            ``bert/modeling_bert.py:187``; older bundles name no folder.
+            ``bert/modeling_bert.py:187``.
     """
 
     rank: int

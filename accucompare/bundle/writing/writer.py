@@ -17,15 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
-from accucompare.bundle.format import (
-    FORMAT_VERSION,
-    NEEDS,
-    SHARDS_NEED,
-    Manifest,
-    Record,
-    StepEntry,
-    StepSeries,
-)
+from accucompare.bundle.format import Manifest, Record, StepEntry, StepSeries
 from accucompare.bundle.writing.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.writing.record_file import Content, RecordFile, Sketched
 from accucompare.errors import CaptureError
@@ -113,7 +105,6 @@ class BundleWriter:
         self._closed = False
         self._queue: deque[_Tensor | _EndStep | None] = deque()
         # what the writing thread adds to the manifest
-        self._format = manifest.format_version
         self._steps = [*manifest.steps]
         self._series = [*manifest.series]
         self._inputs = {**manifest.inputs}
@@ -317,7 +308,6 @@ class BundleWriter:
         steps, series, inputs = [*self._steps], [*self._series], {**self._inputs}
         return replace(
             manifest,
-            format_version=self._format,
             steps=steps,
             series=series,
             inputs=inputs,
@@ -377,11 +367,6 @@ class BundleWriter:
             None if item.sketched is None else item.sketched(),
             item.ready is not None,  # helped, while the device computes
         )
-        needs = (
-            NEEDS.get(record.role, FORMAT_VERSION),
-            FORMAT_VERSION if record.shard is None else SHARDS_NEED,
-        )
-        self._format = max(self._format, *needs)
         if item.model_input:
             self._note_input(record, item.array)
         if item.written is not None:

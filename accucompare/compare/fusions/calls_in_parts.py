@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import OPERATOR_ROLES, GlobalRecord, Layout, Manifest, Record, Role
+from accucompare.bundle.format import OPERATOR_ROLES, Layout, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.fusions.flat_tokens import is_as_captured
@@ -24,6 +25,7 @@ from accucompare.compare.fusions.parts_of_calls import (
     box_of_part,
     made_of_calls,
     one_by_one,
+    side_by_side,
     starts_of,
 )
 from accucompare.compare.pairing import Renaming, rename
@@ -69,9 +71,11 @@ class _Side:
             if record.layout is Layout.STRIDED:
                 self.held[call][record.role, record.path] = record
 
-    def of(self, name: str, calls: Iterable[int], record: Record) -> list[Record | None]:
-        """What calls have of a value."""
-        return [self.held[name, call].get((record.role, record.path)) for call in calls]
+    def of(self, name: str, calls: Sequence[int], record: Record) -> list[Record]:
+        """What calls have of a value; nothing if one lacks it."""
+        held = [self.held[name, call].get((record.role, record.path)) for call in calls]
+        found = [each for each in held if each is not None]
+        return found if len(found) == len(calls) else []
 
     def nest(self, common: Collection[str]) -> None:
         """Note which calls each call makes, of modules that both sides have."""
@@ -134,14 +138,12 @@ def _paired_calls(
     own, other = ours[0], theirs[0]
     many = _grouped(golden.values(name, own), candidate.values(name, other))
     if many is None:
-        alike = len(own) == len(other)
-        many = [(1, 1)] * len(own) if alike else []
-    found, at = [], [0, 0]
-    for golden_calls, candidate_calls in many:
-        stop = at[0] + golden_calls, at[1] + candidate_calls
-        found.append(_Unit(tuple(own[at[0] : stop[0]]), tuple(other[at[1] : stop[1]])))
-        at = [*stop]
-    return found
+        many = [(1, 1)] * len(own) if len(own) == len(other) else []
+    left = iter(own), iter(other)
+    return [
+        _Unit(*(tuple(itertools.islice(*each)) for each in zip(left, both, strict=True)))
+        for both in many
+    ]
 
 
 def _grouped(ours: Sequence[_Shapes], theirs: Sequence[_Shapes]) -> list[tuple[int, int]] | None:
@@ -197,9 +199,10 @@ def _of_step(step: int, found: InParts, names: Mapping[str, str]) -> InParts:
     sides = _Side(own, names), _Side(other, {})
     units = _units(*sides)
     many = {
-        name: next(unit.many for unit in held if unit.many != (1, 1))
+        name: unit.many
         for name, held in units.items()
-        if any(unit.many != (1, 1) for unit in held)
+        for unit in reversed(held)
+        if unit.many != (1, 1)
     }
     if not many:
         return found
@@ -231,12 +234,11 @@ def given_as_golden(bundle: Bundle, golden: Manifest, steps: Collection[int]) ->
 
 def _counts(records: Iterable[Record]) -> dict[tuple[int, str], int]:
     """How often each module is called, by step and name."""
-    found: dict[tuple[int, str], int] = {}
+    found: dict[tuple[int, str], int] = defaultdict(int)
     for record in records:
         if record.role in _VALUES:
             place = record.step, record.name
-            if found.get(place, 0) <= record.call:
-                found[place] = record.call + 1
+            found[place] = max(found[place], record.call + 1)
     return found
 
 
@@ -269,12 +271,9 @@ class _Translator:
             elif len(unit.ours) == 1:
                 yield record
             else:
-                held = self._ours.of(name, unit.ours, record)
-                parts = [each for each in held if each is not None]
-                (one,) = self._theirs.of(name, unit.theirs, record)
-                added = None
-                if one is not None and len(parts) == len(held):
-                    added = _added_up(parts, one)
+                parts = self._ours.of(name, unit.ours, record)
+                one = self._theirs.of(name, unit.theirs, record)
+                added = _added_up(parts, one[0]) if one and parts else None
                 if added is None:
                     yield record
                 elif record is parts[-1]:
@@ -320,10 +319,10 @@ class _Translator:
     def _joined(self, parts: Sequence[Record], unit: _Unit) -> Iterator[Record]:
         """What several calls have of one of golden's; each as it is if that does not fit."""
         (first, *_), call = parts, unit.ours[0]
-        (whole,) = self._ours.of(first.name, [call], first)
+        golden = self._ours.of(first.name, [call], first)
         made: Record | None = None
-        if whole is not None and all(map(_is_one_tensor, (whole, *parts))):
-            made = _added_up(parts, whole) or _side_by_side(parts, whole)
+        if golden and all(map(_is_one_tensor, (whole := golden[0], *parts))):
+            made = _added_up(parts, whole) or side_by_side(parts, whole.shape)
             if made is None and {each.shape for each in parts} == {whole.shape}:
                 if first.digest is not None and len({each.digest for each in parts}) == 1:
                     made = first
@@ -337,9 +336,8 @@ class _Translator:
 
     def _cut(self, record: Record, unit: _Unit) -> Iterator[Record]:
         """What a call has of each of golden's; as it is if that does not fit."""
-        held = self._ours.of(record.name, unit.ours, record)
-        parts = [each for each in held if each is not None]
-        if len(unit.ours) == 1 or len(parts) < len(held) or not _is_one_tensor(record):
+        parts = self._ours.of(record.name, unit.ours, record)
+        if len(parts) < 2 or not _is_one_tensor(record):
             yield self._placed(record, unit.ours[0])
             return
         if (added := _added_up(parts, record)) is not None:
@@ -358,18 +356,6 @@ class _Translator:
                 yield self._placed(made, part.call)
 
 
-def _side_by_side(parts: Sequence[Record], whole: Record) -> GlobalRecord | None:
-    """The whole that parts fill; ``None`` if they do not."""
-    starts = starts_of(whole.shape, [each.shape for each in parts])
-    if starts is None or len(starts) < len(parts):
-        return None
-    held = [box_of_part(whole, at, each, True) for each, at in zip(parts, starts, strict=True)]
-    boxes = [each for each in held if each is not None]
-    if len(boxes) < len(parts):
-        return None
-    return made_of_calls(parts[0], boxes, shape=whole.shape)
-
-
 def _added_up(parts: Sequence[Record], whole: Record) -> Record | None:
     """What calls add up to; of what they write one after the other, the last one's. ``None`` if
     they are no terms of the whole.
@@ -381,14 +367,12 @@ def _added_up(parts: Sequence[Record], whole: Record) -> Record | None:
         return parts[-1]
     if whole.role in _SUMS:
         return added_up(parts)
-    values = [_number(each) for each in (whole, *parts)]
-    known = [each for each in values if each is not None]
-    if whole.role is Role.INPUT or len(known) < len(values):
+    known = [number for each in (whole, *parts) if (number := _number(each)) is not None]
+    if whole.role is Role.INPUT or len(known) <= len(parts):
         return None
-    total, off = sum(known[1:]), {}
-    for times in (1.0, 1.0 / len(parts)):
-        off[times] = abs(times * total - known[0])
-    nearest = min(off, key=lambda each: off[each])
+    total = sum(known[1:])
+    off = {times: abs(times * total - known[0]) for times in (1.0, 1.0 / len(parts))}
+    nearest = min(off, key=off.__getitem__)
     return added_up(parts, nearest) if off[nearest] <= TELLS_LAYOUT * abs(known[0]) else None
 
 

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from accucompare.bundle.format import (
-    UNKNOWN_CONTENT,
-    GlobalRecord,
-    Key,
-    Layout,
-    LayoutEvidence,
-    Record,
-    Role,
-    whole_box,
-)
+from accucompare.bundle.format import Key, Layout, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
-from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms, viewed
-from accucompare.compare.fusions.parts_of_calls import of_calls_like
+from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms, sum_of, viewed
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import DTYPES, Float64, Kind
 
@@ -58,7 +48,7 @@ class _Sum(NamedTuple):
 
     def of(self, pair: Pair) -> Pair:
         """The pair, with the sum."""
-        made = sum_of_terms(self.one, self.other)
+        made = sum_of(self.one, self.other)
         return replace(pair, golden=made) if self.of_golden else replace(pair, candidate=made)
 
 
@@ -156,24 +146,6 @@ def _sums(pairs: Sequence[Pair], of_golden: bool) -> dict[int, _Sum]:
     return found
 
 
-def added_like(
-    record: Record | None, golden: Record, records: Mapping[Key, Record]
-) -> Record | None:
-    """Another run's record, added up as these terms were. ``records``: that run's."""
-    if not isinstance(golden, GlobalRecord):
-        return record
-    if golden.evidence is LayoutEvidence.CALLS:
-        return of_calls_like(golden, records)
-    terms = [records.get(each.key) for each in golden.boxes[0].terms]
-    if golden.evidence is not LayoutEvidence.VALUES:
-        return record
-    if len(terms) == 1 and record is None:  # the gradient of a term
-        return terms[0]
-    if len(terms) != 2 or terms[0] is None or terms[1] is None:
-        return record
-    return sum_of_terms(terms[0], terms[1])
-
-
 def _may_be_term(record: Record) -> bool:
     return (
         record.role in (Role.INPUT, Role.OUTPUT)
@@ -187,10 +159,3 @@ def _may_be_term(record: Record) -> bool:
 
 def _values(record: Record) -> _Values:
     return record.step, record.name, record.call, record.role
-
-
-def sum_of_terms(one: Record, other: Record) -> GlobalRecord:
-    member = None if None in (one.member, other.member) else one.member
-    terms, form = plain_terms(one, other)
-    box, shown = whole_box(terms, one.shape, form), LayoutEvidence.VALUES
-    return GlobalRecord.of(one, [box], member=member, evidence=shown, **UNKNOWN_CONTENT)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from accucompare.bundle.format import (
+    UNKNOWN_CONTENT,
     GlobalRecord,
     Layout,
     LayoutEvidence,
@@ -86,6 +88,16 @@ def plain_terms(*records: Record) -> tuple[tuple[Record, ...], tuple[int, ...]]:
     terms = [each.boxes[0].terms[0] if isinstance(each, GlobalRecord) else each for each in records]
     viewed = any(isinstance(each, GlobalRecord) for each in records)
     return tuple(terms), records[0].shape if viewed else ()
+
+
+def sum_of(
+    *records: Record, evidence: LayoutEvidence = LayoutEvidence.VALUES, **changes: Any
+) -> GlobalRecord:
+    """What records add up to."""
+    (first, *_), (terms, form) = records, plain_terms(*records)
+    member = None if any(each.member is None for each in records) else first.member
+    known = {"member": member, "evidence": evidence, **UNKNOWN_CONTENT, **changes}
+    return GlobalRecord.of(first, [whole_box(terms, first.shape, form)], **known)
 
 
 def is_as_captured(record: Record) -> bool:

@@ -10,17 +10,16 @@ import numpy as np
 
 from accucompare.bundle.format import (
     GRADIENT_ROLES,
-    UNKNOWN_CONTENT,
     GlobalRecord,
     Key,
     Layout,
     LayoutEvidence,
     Record,
-    whole_box,
 )
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
-from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms
+from accucompare.compare.fusions.flat_tokens import is_as_captured, sum_of
+from accucompare.compare.fusions.parts_of_calls import of_calls_like
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import Array, Float64
 
@@ -40,11 +39,11 @@ def with_sums_of_pieces(pairs: list[Pair], golden: Bundle, candidate: Bundle) ->
     for place, pair in enumerate(pairs):
         for known, record in zip(pieces, (pair.golden, pair.candidate), strict=True):
             if record is not None and _is_gradient(record):
-                known[first_piece(record.key)].append(place)
+                known[_first_piece(record.key)].append(place)
     found: dict[int, Pair | None] = {}
     for places in pieces[0].values():
         partner = next((each for place in places if (each := pairs[place].candidate)), None)
-        others = [] if partner is None else pieces[1][first_piece(partner.key)]
+        others = [] if partner is None else pieces[1][_first_piece(partner.key)]
         ours = [record for place in places if (record := pairs[place].golden)]
         theirs = [record for place in others if (record := pairs[place].candidate)]
         if len(others) and len(places) + len(others) > 2 and _alike([*ours, *theirs]):
@@ -64,7 +63,7 @@ def _paired(
     candidate: Callable[[Record], Array],
 ) -> list[Pair]:
     """Pieces of one gradient beside the other side's; or one pair, of the sums."""
-    summed = [Pair(sum_of_pieces(ours), sum_of_pieces(theirs))]
+    summed = [Pair(_sum_of_pieces(ours), _sum_of_pieces(theirs))]
     if len(ours) != len(theirs):
         return summed
     in_order = list(map(Pair, ours, theirs))
@@ -90,7 +89,7 @@ def _norm(values: Float64) -> float:
     return float(np.linalg.norm(values.ravel()))
 
 
-def first_piece(key: Key) -> Key:
+def _first_piece(key: Key) -> Key:
     """The key of a gradient's first piece."""
     return key._replace(path=key.path.partition("#")[0])
 
@@ -106,21 +105,29 @@ def _alike(records: Sequence[Record]) -> bool:
     )
 
 
-def sum_of_pieces(records: Sequence[Record]) -> Record:
+def _sum_of_pieces(records: Sequence[Record]) -> Record:
     if len(records) == 1:
         return records[0]
-    terms, form = plain_terms(*records)
-    box, known = whole_box(terms, records[0].shape, form), LayoutEvidence.BACKWARDS
     order = records[-1].order  # when all of it has arrived
-    return GlobalRecord.of(records[0], [box], order=order, evidence=known, **UNKNOWN_CONTENT)
+    return sum_of(*records, evidence=LayoutEvidence.BACKWARDS, order=order)
 
 
-def in_pieces_like(
-    record: Record | None, other: Record | None, records: Mapping[Key, Record]
-) -> Record | None:
-    """Another run's record, added up as this one's pieces were. ``records``: that run's."""
-    if not isinstance(other, GlobalRecord) or other.evidence is not LayoutEvidence.BACKWARDS:
+def made_like(record: Record | None, other: Record, records: Mapping[Key, Record]) -> Record | None:
+    """Another run's record, made of parts, terms or pieces as this one was. ``records``: that
+    run's."""
+    if not isinstance(other, GlobalRecord):
         return record
+    if other.evidence is LayoutEvidence.CALLS:
+        return of_calls_like(other, records)
     terms = [records.get(each.key) for each in other.boxes[0].terms]
     held = [each for each in terms if each is not None]
-    return sum_of_pieces(held) if len(held) == len(terms) and _alike(held) else record
+    if len(held) < len(terms):
+        return record
+    match other.evidence:
+        case LayoutEvidence.VALUES if len(held) == 2:
+            return sum_of(*held)
+        case LayoutEvidence.VALUES if len(held) == 1 and record is None:
+            return held[0]  # the gradient of a term
+        case LayoutEvidence.BACKWARDS if _alike(held):
+            return _sum_of_pieces(held)
+    return record

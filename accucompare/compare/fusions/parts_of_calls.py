@@ -23,14 +23,17 @@ from accucompare.compare.fusions.flat_tokens import plain_terms
 _Shape = tuple[int, ...]
 
 
-def next_start(
-    whole: _Shape, before: Sequence[tuple[_Shape, _Shape]], part: _Shape
-) -> _Shape | None:
-    """Where the next part of a tensor begins: at the first element that no part before has;
-    ``None`` if it does not fit there. ``before``: the start and the shape of each part before; of
-    as many dimensions, as in ``rows``."""
-    if any(own > every for own, every in zip(part, whole, strict=True)):
+#: Where a part of a tensor begins, and its shape; of tokens in a row, as in ``rows``.
+Part = tuple[_Shape, _Shape]
+
+
+def next_part(whole: _Shape, before: Sequence[Part], part: _Shape) -> Part | None:
+    """Where the next part of a tensor lies: at the first element that no part before has; ``None``
+    if it does not fit there."""
+    few = min(len(whole), len(part))
+    if not few or any(len(start) != few for start, _ in before):
         return None
+    whole, part = rows(whole, few), rows(part, few)
     cut = [axis for axis, own in enumerate(part) if own < whole[axis]]
     start: _Shape | None
     if len(cut) == 1 and all(
@@ -49,10 +52,10 @@ def next_start(
         begin + own > all_ for begin, own, all_ in zip(start, part, whole, strict=True)
     ):
         return None
-    return start
+    return start, part
 
 
-def _taken(before: Iterable[tuple[_Shape, _Shape]], at: _Shape) -> bool:
+def _taken(before: Iterable[Part], at: _Shape) -> bool:
     return any(
         all(begin <= own < begin + length for own, begin, length in zip(at, *each, strict=True))
         for each in before
@@ -67,20 +70,14 @@ def rows(shape: _Shape, dimensions: int) -> _Shape:
 
 def starts_of(whole: _Shape, parts: Iterable[_Shape | None]) -> list[_Shape] | None:
     """Where the parts of a tensor begin, of as many as fill it; ``None`` if they do not."""
-    before: list[tuple[_Shape, _Shape]] = []
+    before: list[Part] = []
     left = math.prod(whole)
-    for part in parts:
-        if part is None or not left or not part:
+    for part in parts if left else ():
+        found = None if part is None else next_part(whole, before, part)
+        if found is None:
             return None
-        few = min(len(whole), len(part))
-        all_of_it, own = rows(whole, few), rows(part, few)
-        if before and len(before[0][0]) != few:
-            return None
-        start = next_start(all_of_it, before, own)
-        if start is None:
-            return None
-        before.append((start, own))
-        left -= math.prod(part)
+        before.append(found)
+        left -= math.prod(found[1])
         if not left:
             return [start for start, _ in before]
     return None
@@ -123,6 +120,17 @@ def made_of_calls(first: Record, boxes: Sequence[Box], **changes: Any) -> Global
         **UNKNOWN_CONTENT,
         **changes,
     )
+
+
+def side_by_side(calls: Sequence[Record], whole: _Shape) -> GlobalRecord | None:
+    """The tensor that calls fill; ``None`` if they do not."""
+    starts = starts_of(whole, [each.shape for each in calls])
+    if starts is None or len(starts) < len(calls):
+        return None
+    like = replace(calls[0], shape=whole)
+    held = [box_of_part(like, at, each, True) for each, at in zip(calls, starts, strict=True)]
+    boxes = [each for each in held if each is not None]
+    return None if len(boxes) < len(calls) else made_of_calls(calls[0], boxes, shape=whole)
 
 
 def added_up(calls: Sequence[Record], times: float = 1.0) -> GlobalRecord:

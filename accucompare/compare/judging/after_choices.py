@@ -48,7 +48,7 @@ def excuse_later(
     ]
     of_choices = {place: each for each in tokens.routings for place in each.choices if each.inner}
     inside = {each.call: each.order for each in reversed([first, *later]) if each.inner}
-    flips = _Flips(sorted([first, *later], key=attrgetter("place")))
+    flips = sorted([first, *later], key=attrgetter("place"))
     told = first.remark
     remark = AfterRouting(told.tokens, told.of, first.call[1], of_operator=told.of_operator)
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
@@ -68,7 +68,7 @@ def excuse_later(
         ):
             explains = not _chooses_more(task.pair)
         else:
-            explains = record.role not in _FORWARD or flips.explain(task, outcome)
+            explains = record.role not in _FORWARD or _explain(flips, task, outcome)
         if explains:
             verdict = Verdict(Reason.NOT_COMPARABLE, remarks=(remark,), by_rounding=True)
             outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
@@ -80,36 +80,29 @@ def _beside(record: Record, routing: Routing) -> bool:
     return own and record.role in (Role.INPUT, Role.OUTPUT) and not routing.inner
 
 
-class _Flips:
-    """How much was chosen otherwise so far."""
-
-    def __init__(self, routings: Sequence[Routing]) -> None:
-        """``routings``: by their places."""
-        self._routings = routings
-
-    def explain(self, task: Task, outcome: PairOutcome) -> bool:
-        """Whether a value of the forward may be as far off since a few rows are other rows."""
-        golden, candidate, metrics = task.pair.golden, task.pair.candidate, outcome.metrics
-        if golden is None or candidate is None:
-            return True
-        place = golden.step, golden.order
-        before = [each.remark for each in self._routings if each.place < place]
-        rows = sum(each.tokens for each in before)
-        for remark in outcome.verdict.remarks:
-            if isinstance(remark, TokensElsewhere):
-                return remark.golden + remark.candidate <= most_changed(rows)
-        if golden.shape != candidate.shape:
-            if len(golden.shape) != len(candidate.shape) or _chooses_more(task.pair):
-                return False
-            apart = (abs(a - b) for a, b in zip(golden.shape, candidate.shape, strict=True))
-            return max(apart) <= most_changed(rows)
-        if metrics is None:
+def _explain(routings: Sequence[Routing], task: Task, outcome: PairOutcome) -> bool:
+    """Whether a value of the forward may be as far off since these chose other rows before."""
+    golden, candidate, metrics = task.pair.golden, task.pair.candidate, outcome.metrics
+    if golden is None or candidate is None:
+        return True
+    place = golden.step, golden.order
+    before = [each.remark for each in routings if each.place < place]
+    rows = sum(each.tokens for each in before)
+    for remark in outcome.verdict.remarks:
+        if isinstance(remark, TokensElsewhere):
+            return remark.golden + remark.candidate <= most_changed(rows)
+    if golden.shape != candidate.shape:
+        if len(golden.shape) != len(candidate.shape) or _chooses_more(task.pair):
             return False
-        whole = max(1, math.prod(golden.shape[:-1] or golden.shape))
-        if not DTYPES[golden.dtype].digits:
-            return differing(metrics) * whole <= most_changed(rows) * max(1, metrics.compared)
-        share = max(rows / whole, sum(each.tokens / each.of for each in before))
-        return metrics.rel_l2 <= OF_CHOSEN * math.sqrt(share)
+        apart = (abs(a - b) for a, b in zip(golden.shape, candidate.shape, strict=True))
+        return max(apart) <= most_changed(rows)
+    if metrics is None:
+        return False
+    whole = max(1, math.prod(golden.shape[:-1] or golden.shape))
+    if not DTYPES[golden.dtype].digits:
+        return differing(metrics) * whole <= most_changed(rows) * max(1, metrics.compared)
+    share = max(rows / whole, sum(each.tokens / each.of for each in before))
+    return metrics.rel_l2 <= OF_CHOSEN * math.sqrt(share)
 
 
 def _chooses_more(pair: Pair) -> bool:

@@ -39,7 +39,7 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
     if _kind(golden) is not _kind(candidate):
         return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
-    # an older bundle has no values of nested tensors
+    # without its parts' shapes, its values were not kept
     if golden.layout is Layout.NESTED and None in (golden.components, candidate.components):
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.GOLDENS_KIND,))
     if golden.components != candidate.components:

@@ -39,7 +39,7 @@ from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import PROOF, ROUNDED_RUN, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.constants import FED_ROUNDINGS_OF_SUMS, FEW, HIDES_NOTHING, RUNS, UNSTEADY
-from accucompare.compare.fusions import added_like, in_pieces_like
+from accucompare.compare.fusions import made_like
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import (
     BASELINE_ERRORS,
@@ -149,8 +149,7 @@ def with_proofs(
         if ours is None:
             return task
         found, second, other = (
-            in_pieces_like(added_like(run.get(ours.key), ours, run), ours, run)
-            for run in (proof, again, rounded)
+            made_like(run.get(ours.key), ours, run) for run in (proof, again, rounded)
         )
         # of every pair, for limits of gradients depend on earlier ones
         limits = fixed(Pair(ours, found))

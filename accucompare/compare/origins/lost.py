@@ -81,7 +81,7 @@ def where_cut(
 ) -> list[Culprit]:
     """The culprits; a lost gradient's is where autograd first follows the forward on one side only.
 
-    A step that autograd does not follow at all, as in an older bundle, says nothing.
+    A step that autograd does not follow at all says nothing.
 
     Args:
         rows: in execution order.

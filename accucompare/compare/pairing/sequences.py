@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
+from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role, line_in_file
 from accucompare.compare.constants import ALIKE_OPERATORS
 from accucompare.compare.pairing.align import Pair, pair_records
 from accucompare.compare.pairing.order_of_calls import in_goldens_order
@@ -195,9 +195,9 @@ def aligned(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[i
 
 
 def _is_same(golden: _Step, candidate: _Step) -> bool:
-    same = (golden.options, _short(golden.line)) == (
+    same = (golden.options, line_in_file(golden.line)) == (
         candidate.options,
-        _short(candidate.line),
+        line_in_file(candidate.line),
     ) and golden.key == candidate.key
     return same and bool(
         _distances(golden.sizes, np.array([candidate.sizes]))[0] <= ALIKE_OPERATORS
@@ -279,7 +279,7 @@ class _Alike:
             key: cls(
                 np.array(own),
                 np.array([hash(steps[place].options) for place in own]),
-                np.array([hash(_short(steps[place].line)) for place in own]),
+                np.array([hash(line_in_file(steps[place].line)) for place in own]),
                 np.array([steps[place].sizes for place in own]),
             )
             for key, own in places.items()
@@ -287,7 +287,10 @@ class _Alike:
 
     def worth(self, step: _Step) -> _Integers:
         """The worth of a pair of golden's step with each of these."""
-        options, lines = self.options == hash(step.options), self.lines == hash(_short(step.line))
+        options, lines = (
+            self.options == hash(step.options),
+            self.lines == hash(line_in_file(step.line)),
+        )
         values = _LIKE * (1.0 - np.minimum(_distances(step.sizes, self.sizes), 1.0))
         worth: _Integers = _PAIR + _OPTIONS * options + _LINE * lines + values.astype(np.int64)
         return worth
@@ -308,8 +311,3 @@ def _distances(golden: list[float], candidates: _Floats) -> _Floats:
 
 def _kind(record: Record) -> Hashable:
     return DTYPES[record.dtype].kind if record.dtype in DTYPES else record.layout
-
-
-def _short(line: str) -> str:
-    """A source line without its folder, which older bundles lack."""
-    return line.rpartition("/")[2]

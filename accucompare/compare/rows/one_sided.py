@@ -11,7 +11,6 @@ from accucompare.bundle.format import (
     TRAINING_ROLES,
     UPDATE_ROLES,
     WAYS_OF_UPDATING,
-    WRITTEN_ROLES,
     Options,
     Record,
     Role,
@@ -57,7 +56,6 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
         why = (
             not_asked(pair, *options)
             or dumps.get(place)
-            or _not_written(pair, golden, candidate)
             or _not_looked(pair, golden, candidate)
             or _held_before(pair, golden, candidate)
             or _kept_nothing(pair, golden, candidate)
@@ -84,15 +82,6 @@ def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> PairRemar
     return BareRemark.STEP_NOT_FED
 
 
-def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
-    """Why a side has no record of a write into a buffer or argument, if one was made."""
-    lacks_golden = pair.golden is None
-    other = golden if lacks_golden else candidate
-    if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
-        return None
-    return NotOnSide(OneSideWhy.VERSION, lacks_golden)
-
-
 def _held_before(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
     """Why a side writes nothing into an attribute: it held a tensor before its first step, and the
     other did not. A model that ran before has its masks and tables."""
@@ -114,9 +103,9 @@ def _kept_nothing(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark |
     name, lacks_golden = buffer_of(pair.record), pair.golden is None
     side, other = (candidate, golden) if lacks_golden else (golden, candidate)
     kept = other.manifest.options.kept
-    if name not in (side.manifest.options.kept or ()) or name in (kept or ()):
+    if kept is None or name in kept or name not in (side.manifest.options.kept or ()):
         return None
-    return NotOnSide(OneSideWhy.VERSION if kept is None else OneSideWhy.KEPT_NOTHING, lacks_golden)
+    return NotOnSide(OneSideWhy.KEPT_NOTHING, lacks_golden)
 
 
 def _not_looked(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 import msgspec
 
 from accucompare.bundle.format import GlobalRecord, Key, Record, Role
-from accucompare.compare.fusions import added_like, in_pieces_like
+from accucompare.compare.fusions import made_like
 from accucompare.compare.layouts import padded_like
 from accucompare.compare.limits import Tolerance, why_not
 from accucompare.compare.measuring import Metrics
@@ -87,8 +87,7 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
     golden, candidate = task.pair.golden, task.pair.candidate
     if golden is None or candidate is None:
         return task
-    record = added_like(padded_like(baselines.get(golden.key), golden), golden, baselines)
-    record = in_pieces_like(record, golden, baselines)
+    record = made_like(padded_like(baselines.get(golden.key), golden), golden, baselines)
     why = why_not(golden, candidate, record)
     if why is None:
         return msgspec.structs.replace(task, baseline=record)

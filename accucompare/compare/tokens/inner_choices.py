@@ -116,17 +116,18 @@ def _by_operator(sides: PairedSides) -> dict[tuple[Any, ...], dict[str, int]]:
 
 def _inner(sides: PairedSides, place: int, parts: Mapping[str, int]) -> Routing:
     record = sides.pairs[place].record
-    chosen = _values(sides, place)
+    golden, candidate = _values(sides, place)
     scores = tuple(at for part, at in parts.items() if part and _is_tensor(sides, at))
     compares = next((of for name, of in _COMPARES.items() if record.type.startswith(name)), None)
-    flips: _Flips | None = None
     if compares is not None:
-        different = chosen[0] != chosen[1]
-        flips = _of_masks(sides, parts, compares, (chosen[0], chosen[1]), different)
+        different = golden != candidate
+        flips = _of_masks(sides, parts, compares, candidate, different)
     else:
-        chosen = [each.reshape(-1, each.shape[-1]).astype(np.int64) for each in chosen]
-        different = (chosen[0] != chosen[1]).any(axis=1)
-        flips = _of_places(sides, parts.get("self"), (chosen[0], chosen[1]), different)
+        golden, candidate = (
+            each.reshape(-1, each.shape[-1]).astype(np.int64) for each in (golden, candidate)
+        )
+        different = (golden != candidate).any(axis=1)
+        flips = _of_places(sides, parts.get("self"), (golden, candidate), different)
     rows = np.flatnonzero(different)
     margin = apart = None
     explained = False
@@ -222,33 +223,26 @@ def _of_masks(
     sides: PairedSides,
     parts: Mapping[str, int],
     compares: Callable[[Any, Any], Any],
-    masks: tuple[NDArray[Any], NDArray[Any]],
+    mask: NDArray[Any],
     where: _Mask,
 ) -> _Flips | None:
-    """The flips of a comparison; ``None`` if what was compared is not known, or is not alike."""
+    """The flips of a comparison, whose result is ``mask`` on the candidate; ``None`` if what was
+    compared is not known, or is not alike."""
     held = list(_compared(sides, parts))
     if len(held) < 2:
         return None
-    (ours, theirs), digits = (
-        zip(*(values for values, _ in held), strict=True),
-        min(each for _, each in held),
-    )
-    if any(
-        np.broadcast_shapes(*(each.shape for each in side)) != where.shape
-        for side in (ours, theirs)
-    ):
+    digits = min(each for _, each in held)
+    both = zip(*(values for values, _ in held), strict=True)
+    golden, candidate = (list(np.broadcast_arrays(*each)) for each in both)
+    if any(each[0].shape != where.shape for each in (golden, candidate)):
         return None
-    golden, candidate = (
-        [np.broadcast_to(each, where.shape) for each in side] for side in (ours, theirs)
-    )
-    usual = _usual(_distance(candidate[0] - candidate[1], golden[0] - golden[1]))
+    apart = _distance(candidate[0] - candidate[1], golden[0] - golden[1])
     golden, candidate = ([each[where] for each in side] for side in (golden, candidate))
     size = [np.maximum(*map(np.abs, side)) * 2.0**-digits for side in (golden, candidate)]
     margins = _distance(*golden)
-    own = compares(*candidate) == masks[1][where]
+    own = compares(*candidate) == mask[where]
     right = bool((own | (_distance(*candidate) <= 2.0 * size[1])).all())
-    apart = _distance(candidate[0] - candidate[1], golden[0] - golden[1])
-    return _Flips(right, margins, apart, usual, size[0])
+    return _Flips(right, margins, apart[where], _usual(apart), size[0])
 
 
 def _compared(

@@ -74,7 +74,8 @@ def choosing(chooser: Chooser) -> Iterator[None]:
 
 
 def _kernel(op: Any) -> Callable[..., Any]:
-    arguments, defaults = known_of(op).arguments, _defaults(op)
+    arguments, known = known_of(op).arguments, op._schema.arguments
+    defaults = {each.name: each.default_value for each in known if each.has_default_value()}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         result = without_dispatch(op, *args, **kwargs)
@@ -82,12 +83,11 @@ def _kernel(op: Any) -> Callable[..., Any]:
             return result
         given = {**defaults, **dict(zip(arguments, args, strict=False)), **kwargs}
         tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
-        if not all(map(_can_be_seen, tensors)) or not any(map(_is_floating, tensors)):
+        if not all(map(_can_be_seen, tensors)) or not any(map(torch.is_floating_point, tensors)):
             return result
         if op in _COMPARING:
-            found = _active[-1](
-                OperatorChoice(str(op), {name: given[name] for name in arguments}, result)
-            )
+            scores = {name: given[name] for name in arguments}
+            found = _active[-1](OperatorChoice(str(op), scores, result))
             return result if found is None else found
         return _picked(op, given, result)
 
@@ -115,16 +115,6 @@ def _picked(op: Any, given: dict[str, Any], result: Any) -> Any:
         return back(found)
     values = torch.where(back(found) == places, result[0], back(rows.gather(-1, found)))
     return values, back(found)
-
-
-def _defaults(op: Any) -> dict[str, Any]:
-    return {
-        each.name: each.default_value for each in op._schema.arguments if each.has_default_value()
-    }
-
-
-def _is_floating(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point()
 
 
 def _can_be_seen(tensor: torch.Tensor) -> bool:

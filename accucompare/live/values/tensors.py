@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from accucompare import devices
 from accucompare.bundle.format import Layout
@@ -378,8 +379,9 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def writes_into(tensor: torch.Tensor) -> int:
-    """PyTorch's count of the writes into a tensor; -1 of an inference tensor, which has none."""
-    return -1 if tensor.is_inference() else tensor._version
+    """PyTorch's count of the writes into a tensor; -1 of one of inference, or without values yet,
+    which has none."""
+    return -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
 
 
 def with_local_part(like: Any, local: torch.Tensor) -> torch.Tensor:

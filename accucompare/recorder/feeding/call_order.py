@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.format import Layout, Role
+from accucompare.bundle.format import Role
 from accucompare.compare.pairing import golden_call
-from accucompare.live.values import layout_of, local_part
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues
 from accucompare.recorder.feeding.lending import is_about, may_be
+from accucompare.recorder.feeding.misfits import is_all_here
 
 #: How many of a tensor's elements are looked at.
 _ELEMENTS = 1 << 16
@@ -46,11 +46,7 @@ class CallOrder:
         parts = {
             path: part
             for path, part in given
-            if isinstance(part, torch.Tensor)
-            and part.is_floating_point()
-            and part.dim()
-            and layout_of(part) is Layout.STRIDED
-            and local_part(part) is part
+            if is_all_here(part) and part.is_floating_point() and part.dim()
         }
 
         def is_alike(other: int) -> bool:

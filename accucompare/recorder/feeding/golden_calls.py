@@ -16,8 +16,15 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, Box, GlobalRecord, Layout, Record, Role
 from accucompare.compare.constants import TELLS_LAYOUT
-from accucompare.compare.fusions import box_of_part, made_of_calls, next_start, rows, starts_of
-from accucompare.live.values import layout_of, local_part
+from accucompare.compare.fusions import (
+    Part,
+    box_of_part,
+    made_of_calls,
+    next_part,
+    side_by_side,
+    starts_of,
+)
+from accucompare.recorder.feeding.misfits import is_all_here
 
 _Shape = tuple[int, ...]
 #: (name, call index).
@@ -40,7 +47,10 @@ class _Cursor:
     """How far the calls in one call have come: the next of golden's, and what of it is taken."""
 
     at: int = 0
-    taken: list[tuple[_Shape, _Shape]] = field(default_factory=list)
+    taken: list[Part] = field(default_factory=list)
+
+    def go_on(self, many: int = 1) -> None:
+        self.at, self.taken = self.at + many, []
 
 
 class GoldenCalls:
@@ -61,7 +71,7 @@ class GoldenCalls:
         self._cursors: dict[tuple[_Call | None, str], _Cursor] = defaultdict(_Cursor)
         self._seen: Counter[tuple[_Call | None, str]] = Counter()
         # by golden's call, role and path: where each call's part lies
-        self._starts: dict[tuple[_Call, Role, str], dict[int, tuple[_Shape, _Shape]]] = {}
+        self._parts: dict[tuple[_Call, Role, str], dict[int, Part]] = {}
         self._any = False
 
     def load(self, records: Iterable[tuple[str, Record]], name_of: Callable[[str], Any]) -> None:
@@ -78,7 +88,7 @@ class GoldenCalls:
         }
 
     def end_step(self) -> None:
-        for kept in (self._inside, self._made, self._cursors, self._seen, self._starts):
+        for kept in (self._inside, self._made, self._cursors, self._seen, self._parts):
             kept.clear()
         self._certain.clear()
         self._refuted.clear()
@@ -90,14 +100,14 @@ class GoldenCalls:
         """What a call is in golden; ``None`` where it is not in parts."""
         own = name, call
         if own not in self._made:
-            self._made[own] = found = self._found(name, call, parent, given)
+            self._made[own] = found = self._found(own, parent, given)
             self._any = self._any or found is not None
         return self._made[own]
 
     def _found(
-        self, name: str, call: int, parent: _Call | None, given: Sequence[tuple[str, Any]]
+        self, own: _Call, parent: _Call | None, given: Sequence[tuple[str, Any]]
     ) -> CallsOfGolden | None:
-        around = self._made.get(parent) if parent else None
+        (name, call), around = own, self._made.get(parent) if parent else None
         parents = (
             [parent]
             if around is None or parent is None
@@ -110,14 +120,8 @@ class GoldenCalls:
             if all(len(each) > at for each in lists):
                 return around._replace(calls=tuple(each[at] for each in lists))
             return None
-        tensors = {
-            path: part
-            for path, part in given
-            if isinstance(part, torch.Tensor)
-            and layout_of(part) is Layout.STRIDED
-            and local_part(part) is part
-        }
-        found = self._next((name, call), lists[0], self._cursors[parent, name], tensors)
+        tensors = {path: part for path, part in given if is_all_here(part)}
+        found = self._next(own, lists[0], self._cursors[parent, name], tensors)
         if found is None or found.is_part or len(found.calls) > 1:
             return found
         return found if self._any and found.calls != (call,) else None
@@ -133,42 +137,39 @@ class GoldenCalls:
         while cursor.at < len(goldens):
             name, cut = own[0], (own[0], goldens[cursor.at])
             held = {path: self._input_of(*cut, path) for path in tensors}
-            whole = next(
-                (
-                    record
-                    for path, record in held.items()
-                    if record is not None
-                    and record.layout is Layout.STRIDED
-                    and record.shape != tuple(tensors[path].shape)
-                ),
-                None,
+            shapes = {path: tuple(tensor.shape) for path, tensor in tensors.items()}
+            others = (
+                (path, record)
+                for path, record in held.items()
+                if record is not None
+                and record.layout is Layout.STRIDED
+                and record.shape != shapes[path]
             )
-            if whole is None:
-                if cursor.taken:  # what was begun is not filled
-                    cursor.at, cursor.taken = cursor.at + 1, []
+            odd, began = next(others, None), bool(cursor.taken)
+            if odd is None:
+                cursor.go_on()
+                if began:  # and is not filled
                     continue
-                cursor.at += 1
                 return CallsOfGolden(cut[1:], False, own)
-            path = next(path for path, record in held.items() if record is whole)
-            shape = tuple(tensors[path].shape)
-            start = _next_start(whole.shape, cursor.taken, shape)
-            if start is not None and math.prod(shape) < math.prod(whole.shape):
-                part = box_of_part(whole, start, replace(whole, shape=shape), False)
+            (path, whole), shape = odd, shapes[odd[0]]
+            found = next_part(whole.shape, cursor.taken, shape)
+            if found is not None and math.prod(shape) < math.prod(whole.shape):
+                part = box_of_part(whole, found[0], replace(whole, shape=shape), False)
                 if part is not None and self._is_part(held, tensors, path, part):
-                    cursor.taken.append((start, rows(shape, len(start))))
+                    cursor.taken.append(found)
                     taken = sum(math.prod(own) for _, own in cursor.taken)
                     if taken == math.prod(whole.shape):
-                        cursor.at, cursor.taken = cursor.at + 1, []
+                        cursor.go_on()
                         self._certain.add(own)
                     return CallsOfGolden(cut[1:], True, own)
-            if cursor.taken:
-                cursor.at, cursor.taken = cursor.at + 1, []
+            if began:
+                cursor.go_on()
                 continue
             records = (self._input_of(name, each, path) for each in goldens[cursor.at :])
             starts = starts_of(shape, (None if each is None else each.shape for each in records))
             many = 1 if starts is None else len(starts)
             self._certain.add(own)
-            cursor.at += many
+            cursor.go_on(many)
             return CallsOfGolden(tuple(goldens[cursor.at - many : cursor.at]), False, own)
         return None
 
@@ -228,23 +229,13 @@ class GoldenCalls:
             summed = first.role is Role.GRAD_INPUT and (certain or not of.is_part)
             return None if summed or not shape else first
         if len(records) > 1:
-            starts = starts_of(shape, (each.shape for each in records))
-            if starts is None or len(starts) < len(records):
-                return None
-            whole = replace(first, shape=shape)
-            made = [
-                box_of_part(whole, at, each, True) for each, at in zip(records, starts, strict=True)
-            ]
-            boxes = [each for each in made if each is not None]
-            if len(boxes) < len(records):
-                return None
-            return _named(made_of_calls(first, boxes, shape=shape))
+            return _named(side_by_side(records, shape))
         path = first.path.partition("#")[0] if first.role in GRADIENT_ROLES else first.path
-        held = self._starts.setdefault(((name, of.calls[0]), role, path), {})
+        held = self._parts.setdefault(((name, of.calls[0]), role, path), {})
         if call not in held and role is first.role:
-            start = _next_start(first.shape, [*held.values()], shape)
-            if start is not None:
-                held[call] = start, rows(shape, len(start))
+            found = next_part(first.shape, [*held.values()], shape)
+            if found is not None:
+                held[call] = found
         if role is not first.role and not certain:
             return None  # it may have had fewer rows than golden's, and given as many
         if first.role is Role.OUTPUT and call in held:
@@ -255,17 +246,9 @@ class GoldenCalls:
         return None if box is None else _named(made_of_calls(first, [box], shape=shape))
 
 
-def _next_start(
-    whole: _Shape, before: Sequence[tuple[_Shape, _Shape]], part: _Shape
-) -> _Shape | None:
-    """As ``next_start``, of tokens in a row too."""
-    few = min(len(whole), len(part))
-    if not few or any(len(start) != few for start, _ in before):
-        return None
-    return next_start(rows(whole, few), before, rows(part, few))
-
-
-def _named(record: GlobalRecord) -> GlobalRecord:
+def _named(record: GlobalRecord | None) -> GlobalRecord | None:
     """The record with a digest of its own: equal ones are one copy."""
+    if record is None:
+        return None
     parts = [(box.terms[0].digest, box.start, box.where) for box in record.boxes]
     return replace(record, digest=str(parts))

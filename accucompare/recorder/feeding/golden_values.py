@@ -37,7 +37,6 @@ from accucompare.live.values import (
     describe_value,
     dtype_name,
     from_bits,
-    layout_of,
     local_part,
     scalar_to_host,
     telling_name,
@@ -46,7 +45,7 @@ from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
 from accucompare.recorder.feeding.golden_calls import CallsOfGolden, GoldenCalls
 from accucompare.recorder.feeding.lending import Exchange, may_be
-from accucompare.recorder.feeding.misfits import misfit, nested_misfit
+from accucompare.recorder.feeding.misfits import is_all_here, misfit, nested_misfit
 from accucompare.text import counted
 
 _MOST_NOTES = 5  # of what was not fed
@@ -342,8 +341,7 @@ class GoldenValues:
                 return msgspec.structs.replace(record, shape=tuple(value.shape))
         if (
             is_view(record.shape, value.shape)
-            and layout_of(value) is Layout.STRIDED
-            and local_part(value) is value
+            and is_all_here(value)
             and not value.is_complex()
             and may_be(value, self.read(record))
         ):

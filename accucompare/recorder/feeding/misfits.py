@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from accucompare.bundle.format import Layout, Record
 from accucompare.live.values import dtype_name, is_plain_class, layout_of, local_part, nested
 from accucompare.numbers import DTYPES
 from accucompare.text import with_article
+
+
+def is_all_here(value: Any) -> bool:
+    """Whether a value is a tensor with plain data, all of which is here."""
+    return (
+        isinstance(value, torch.Tensor)
+        and layout_of(value) is Layout.STRIDED
+        and local_part(value) is value
+    )
 
 
 def misfit(record: Record, tensor: torch.Tensor) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accucompare.bundle.format import Layout, Record, Role, same_line
+from accucompare.bundle.format import Layout, Record, Role, line_in_file, same_line
 from accucompare.live.operators import is_plain
 from accucompare.live.values import dtype_name, scalar_to_host
 from accucompare.numbers import DTYPES, Kind, digest
@@ -92,7 +92,7 @@ class OperatorFeed:
         for each in self._golden:
             self._places.setdefault(each.operator, []).append(each.place)
         self._counts = Counter(each.operator for each in self._golden)
-        self._lines = {(each.operator, _short(each.line)) for each in self._golden}
+        self._lines = {(each.operator, line_in_file(each.line)) for each in self._golden}
 
     @property
     def has_any(self) -> bool:
@@ -163,7 +163,7 @@ class OperatorFeed:
         elsewhere = (
             following is not None
             and not same_line(following.line, line)
-            and (operator, _short(line)) in self._lines
+            and (operator, line_in_file(line)) in self._lines
         )
         if following is not None and following.options != given and not elsewhere:
             yield following
@@ -222,8 +222,3 @@ def _options(inputs: Iterable[tuple[str, Any]]) -> dict[str, str | None]:
         path: host.digest if host.array is None else digest(host.array)
         for path, host in hosts.items()
     }
-
-
-def _short(line: str) -> str:
-    """A source line without its folder, which older bundles do not name."""
-    return line.rpartition("/")[2]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from accucompare.live.modules import arguments_of
+from accucompare.live.operators import is_plain
 from accucompare.live.values import Scalar, is_plain_class, leaves, writes_into
 
 _FIXED = (torch.Tensor, type(None), *Scalar, str)
@@ -55,11 +56,7 @@ class Arguments:
 
 def _place(tensor: torch.Tensor) -> Any:
     """A key that is equal for two tensors if they share memory."""
-    plain = (
-        is_plain_class(tensor)
-        and tensor.layout is torch.strided
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
+    plain = is_plain_class(tensor) and is_plain(tensor)
     if not plain or tensor.is_nested or tensor.device.type == "meta":
         return id(tensor)
     return (

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from accucompare.live.autograd import Parameter
+from accucompare.live.operators import is_plain
 from accucompare.live.values import local_part, outside_transforms, writes_into
 from accucompare.recorder.recording.series import BitsNow, bits_now
 
@@ -155,9 +156,8 @@ def _row(tensor: torch.Tensor) -> torch.Tensor | None:
     local = local_part(tensor)
     plain = (
         type(local) in (torch.Tensor, torch.nn.Parameter)
-        and local.layout is torch.strided
+        and is_plain(local)
         and not (local.is_meta or local.is_quantized or local.is_nested)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(local)
         and local.is_contiguous()
         and local.untyped_storage().nbytes()  # else it is empty, or its memory was given back
     )

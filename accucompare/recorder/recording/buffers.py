@@ -66,7 +66,7 @@ class _Slot:
         self.held = self.held or tensor is not None
         # autograd's graph lives as long as without us
         self.seen = weakref.ref(tensor) if tensor is not None else lambda: None
-        self.version = -1 if tensor is None or is_lazy(tensor) else writes_into(tensor)
+        self.version = -1 if tensor is None else writes_into(tensor)
 
     def path_of(self, name: str) -> str:
         """Its path in the records of the module ``name``."""

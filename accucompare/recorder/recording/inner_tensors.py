@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
 from accucompare.live.modules import AttributeWalk, Call, Inner, Modules, containers_of, is_of_torch
-from accucompare.live.values import to_host
+from accucompare.live.values import to_host, writes_into
 from accucompare.numbers import DTYPES, digest
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory, storages
 
@@ -70,7 +70,6 @@ class InnerTensors:
         self._last: dict[str, int] = {}
         self._times: Counter[tuple[str, int, Role, str]] = Counter()
         self.beyond: set[str] = set()  # containers with more items than are looked at
-        self.held: dict[str, str] = {}  # at the start: digests by qualified name
         for name, inner in self._found(everything=True):
             value = inner.value
             if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -78,7 +77,7 @@ class InnerTensors:
             else:
                 self._know(name, inner, value)
         self._ever.clear()
-        self.held = {
+        self.held = {  # at the start: digests by qualified name
             f"{name}.{path}".removeprefix("."): leaf.digest
             for (name, path), leaf in self._leaves.items()
             if leaf.digest is not None
@@ -127,13 +126,10 @@ class InnerTensors:
 
     def _found(self, everything: bool = False) -> Iterator[tuple[str, Inner]]:
         """What the modules hold inside of their attributes, with the owner's name."""
-        inside = AttributeWalk(self._names)
-        named = self._modules.named
+        inside, named, watched = AttributeWalk(self._names), self._modules.named, self._watched
         if everything:
-            self._watched.clear()
+            self._watched = {}
             watched = {name: containers_of(module) for name, module in named.items()}
-        else:
-            watched = self._watched
         for name, attributes in watched.items():
             module = named[name]
             for attribute in attributes:
@@ -198,9 +194,8 @@ class InnerTensors:
 
     def _fed(self, place: FedPlace, path: str, inner: Inner) -> Any:
         """What the place holds from now on: golden's value, where it can be put there."""
-        feed, value = self._feed, inner.value
+        feed, value, why = self._feed, inner.value, None
         assert feed is not None
-        why = None
         if not isinstance(value, torch.Tensor):
             why = "it is an array"
         elif value.requires_grad:
@@ -219,9 +214,8 @@ class InnerTensors:
 
 def _may_fill(module: nn.Module, attribute: str, met: int) -> bool:
     """Whether an attribute without tensors may hold some soon."""
-    value = vars(module)[attribute]
-    is_full = met > _MANY or (isinstance(value, tuple) and met > 0)
-    return not is_full and not is_of_torch(module)
+    is_tuple = isinstance(vars(module)[attribute], tuple)
+    return met <= (0 if is_tuple else _MANY) and not is_of_torch(module)
 
 
 def _is_readable(value: Any) -> bool:
@@ -234,8 +228,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
 
 
 def _version(value: Any) -> int:
-    counted = isinstance(value, torch.Tensor) and not (is_lazy(value) or value.is_inference())
-    return value._version if counted else -1
+    return writes_into(value) if isinstance(value, torch.Tensor) else -1
 
 
 def digest_now(value: Any) -> str | None:

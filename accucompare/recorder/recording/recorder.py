@@ -104,8 +104,8 @@ class Recorder(Listener[RecordedCall]):
             nodes = Nodes(self, lambda call: self._allows(call.name), self.add_operator, fed)
         self._backward = Backward(modules, self, self._record_gradient, nodes) if follows else None
         self._lines = NodeLines() if nodes is not None else None
-        parts = layouts, self._backward, self._updates
-        self._parts = [part for part in parts if part is not None]  # that have hooks of their own
+        parts = layouts, self._backward, self._updates  # that have hooks of their own
+        self._parts = [part for part in parts if part is not None]
         self._buffers: Buffers | None = None
         self._called = False  # an outermost call has begun in this step
         self._missed = False  # the model was called, or a step ended, without being recorded since
@@ -210,9 +210,8 @@ class Recorder(Listener[RecordedCall]):
             self._awaited.end_step(failed)
         if self._buffers is not None:
             self.run(self._buffers.end_step, "the end of a step", (last,))
-        entry: Callable[[], StepSeries] | None = self.run(
-            self._updates.end_step, "the end of a step", (self.step, last)
-        )
+        given, place = (self.step, last), "the end of a step"
+        entry: Callable[[], StepSeries] | None = self.run(self._updates.end_step, place, given)
         return entry
 
     @property
@@ -235,12 +234,9 @@ class Recorder(Listener[RecordedCall]):
         super().next_step()
         self._missed = not self.listening
         self._called = False
-        self._maker.next_step()
-        if self._backward is not None:
-            self._backward.next_step()
-        self._updates.next_step()
-        if self._buffers is not None:
-            self._buffers.next_step()
+        for part in (self._maker, self._backward, self._updates, self._buffers):
+            if part is not None:
+                part.next_step()
         if self._feed is not None:
             self._feed.end_step()
 
@@ -273,19 +269,14 @@ class Recorder(Listener[RecordedCall]):
             self._record(call, Role.INPUT, given)
         self._called = True
         self.come_last(call)
-        if self._feed is None or (
-            self._operators and call.parent is not None and not self._is_selected(call)
-        ):
-            self._observe(call, given)
-            self._note_arguments(call, args, kwargs, given)
-            return None
-        args, kwargs, call.lent = self._feed.inputs(
-            FedPlace(self.step, call.name, call.index, Role.INPUT, call.golden), args, kwargs
-        )
-        given = [*arguments_of(args, kwargs)]
+        fed = not self._operators or call.parent is None or self._is_selected(call)
+        if self._feed is not None and fed:
+            place = FedPlace(self.step, call.name, call.index, Role.INPUT, call.golden)
+            args, kwargs, call.lent = self._feed.inputs(place, args, kwargs)
+            given = [*arguments_of(args, kwargs)]
         self._observe(call, given)
         self._note_arguments(call, args, kwargs, given)
-        return args, kwargs
+        return (args, kwargs) if call.lent is not None else None
 
     def forward_returned(self, call: RecordedCall, output: Any) -> None:
         call.returned = (output,)
@@ -298,9 +289,7 @@ class Recorder(Listener[RecordedCall]):
             call.keep_placements(self._layouts, output)
             if self._backward is not None:
                 call.note_gradients(self._layouts, Role.GRAD_OUTPUT, leaves(output))
-        given: dict[str, Any] = {}
-        if call.arguments is not None:
-            given = dict(call.arguments.now())
+        given = {} if call.arguments is None else dict(call.arguments.now())
         if not call.in_second_run:
             self._record(call, Role.OUTPUT, leaves(output, types=True))
             if call.arguments is not None:
@@ -318,10 +307,9 @@ class Recorder(Listener[RecordedCall]):
             return None
         # hooks of a parallel plan make what the ranks' modules return, in the layout's capture, too
         if call.returned and call.returned[0] is not output and not self._feed.in_parts:
-            name = call.name or "(root)"
             raise CaptureError(
-                f"a forward hook on {name} replaces what the module returns, as feeding does; take"
-                " the hook off"
+                f"a forward hook on {call.name or '(root)'} replaces what the module returns, as"
+                " feeding does; take the hook off"
             )
         place = FedPlace(self.step, call.name, call.index, Role.OUTPUT, call.golden)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
@@ -426,9 +414,8 @@ class Recorder(Listener[RecordedCall]):
         if self._operators and not call.in_second_run and self._allows(call.name):
             feed = None
             if self._feed is not None:
-                self._state = self._state or storages(
-                    tensor for *_, tensor in self._modules.tensors()
-                )
+                tensors = (tensor for *_, tensor in self._modules.tensors())
+                self._state = self._state or storages(tensors)
                 feed = OperatorFeed(self._feed, self.step, call.name, call.index, self._state)
             call.operators = Operators(self, call, self.add_operator, feed)
             call.operators.enter()
@@ -498,7 +485,7 @@ class Recorder(Listener[RecordedCall]):
         paths = dict.fromkeys(arguments.written(given.items(), output))
         if self._feed is not None:
             place = FedPlace(self.step, call.name, call.index, Role.ARGUMENT_UPDATE)
-            paths.update(dict.fromkeys(self._feed.paths(place)))
+            paths |= dict.fromkeys(self._feed.paths(place))
         for path in paths:
             if isinstance(given.get(path), torch.Tensor):
                 self._record_written(call, Role.ARGUMENT_UPDATE, path, given[path])
@@ -515,13 +502,8 @@ class Recorder(Listener[RecordedCall]):
             is_tensor = isinstance(value, torch.Tensor)
             written = self._updates.series.given(value, recorded) if is_tensor else None
             if recorded:  # a later call of the step may get what an earlier one computed
-                self._record_value(
-                    call,
-                    Role.INPUT,
-                    path,
-                    value,
-                    how=How(written=written, by_digest=is_tensor, model_input=not self._called),
-                )
+                how = How(written=written, by_digest=is_tensor, model_input=not self._called)
+                self._record_value(call, Role.INPUT, path, value, how=how)
 
     def _record_value(
         self,

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Record, StepSeries
 from accucompare.live.modules import in_trial_call
+from accucompare.live.operators import is_plain
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, Statistics, digest, summarize
 
@@ -230,11 +231,7 @@ def bits_now(tensor: torch.Tensor) -> BitsNow:
     local = tensor.detach()
     if hasattr(local, "to_local"):  # a DTensor's own part: no other rank is asked
         local = local.to_local()
-    if (
-        local.is_cpu
-        or local.layout is not torch.strided
-        or torch._C._functorch.is_functorch_wrapped_tensor(local)
-    ):
+    if local.is_cpu or not is_plain(local):
         return digest_of(local)
     words = {1: torch.uint8, 2: torch.int16}.get(local.element_size(), torch.int32)
     try:

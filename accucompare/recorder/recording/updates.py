@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -197,8 +196,7 @@ class Updates:
 
     def _written(self) -> list[int]:
         """Each parameter's count of writes; -1 if there is no count, or no value yet."""
-        tensors = (each.tensor for each in self.parameters.values())
-        return [-1 if is_lazy(tensor) else writes_into(tensor) for tensor in tensors]
+        return [writes_into(each.tensor) for each in self.parameters.values()]
 
     def model_begins(self) -> None:
         """The model is called, first in a step or after an update: give it golden's weights."""

@@ -204,17 +204,11 @@ def _unproved(result: Result) -> str:
 
 
 def _weights_replaced(result: Result) -> str:
-    names = result.candidate.manifest.options.replaced
-    more = ", …" if len(names) > 1 else ""
+    first, *others = result.candidate.manifest.options.replaced
     return (
-        f"{len(names)} of the case's own weights were not golden's, and were replaced by"
-        f" them ({names[0]}{more})"
+        f"{len(others) + 1} of the case's own weights were not golden's, and were replaced by"
+        f" them ({first}{', …' if others else ''})"
     )
-
-
-def _around_regions(result: Result) -> str:
-    regions = _is(result.candidate.manifest.options.compiled).regions
-    return f"{counted(len(regions), 'region')} ran compiled, and the code around them eagerly"
 
 
 def _not_compared(result: Result) -> str:
@@ -234,8 +228,7 @@ def _alone_rows(result: Result) -> str:
 
 
 def _baseline_not_used(result: Result) -> str:
-    unfit = result.refused or result.poor_baseline
-    assert unfit is not None
+    unfit = result.refused or _is(result.poor_baseline)
     return f"the baseline was not used: {preflight_words.unfit_words(unfit)}"
 
 
@@ -358,7 +351,10 @@ _BARE: dict[BareFact, str | Callable[[Result], str]] = {
     BareFact.FEWER_STEPS: lambda result: (
         f"{min(result.step_counts)} of {max(result.step_counts)} steps"
     ),
-    BareFact.AROUND_REGIONS: _around_regions,
+    BareFact.AROUND_REGIONS: lambda result: (
+        f"{counted(len(_is(result.candidate.manifest.options.compiled).regions), 'region')} ran"
+        " compiled, and the code around them eagerly"
+    ),
     BareFact.RECORDS_LEFT_OUT: lambda result: left_out_words(result.left_out),
     BareFact.WEIGHTS_IN_PARTS: lambda result: (
         f"{len(result.weights_in_parts)} parameter(s) lie in parts on the ranks, and their values"
@@ -453,11 +449,6 @@ def _qualifying(fact: facts.Qualifying, result: Result) -> str:
         case facts.TrainedOtherwise(rows):
             more = _and_more(len(rows))
             return f"trained otherwise: {result.place(rows[0])}: {_both(rows[0])}{more}"
-        case facts.BuffersNotRecorded(golden):
-            return (
-                f"what calls write into buffers was not compared: {_sides(golden)[0]} was captured"
-                " by a version that does not record it"
-            )
         case facts.CapturedInPart(sides, only, skip, roles):
             options = [f"--only {value}" for value in only]
             options += [f"--skip {value}" for value in skip]
@@ -466,8 +457,7 @@ def _qualifying(fact: facts.Qualifying, result: Result) -> str:
 
 
 def _named(culprit: Culprit, result: Result) -> str:
-    record = culprit.row.record
-    assert record is not None
+    record = _is(culprit.row.record)
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
     metrics = culprit.row.metrics
     if record.role in SERIES_ROLES:

@@ -292,20 +292,17 @@ _NOT_IN_DUMP = {
     DumpGap.ROLE: "{tool} does not record this role",
     DumpGap.ROOT: "{tool} does not record the call of the whole model",
     DumpGap.OPAQUE: "no tensor, and {tool} records tensors and numbers only",
-    DumpGap.NAME: ("{tool} holds single values, but none of this name; --map pairs two names"),
+    DumpGap.NAME: "{tool} holds single values, but none of this name; --map pairs two names",
     DumpGap.NAMED_GRADIENT: "{tool} does not record gradients of inputs that are passed by name",
     DumpGap.HAS_CHILDREN: "{tool} records outputs only of modules without children",
     DumpGap.PRUNED: "{tool} has left this layer out (do_prune_layers)",
 }
 
 _NOT_ON_SIDE = {
-    OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
     OneSideWhy.RAN_ON: (
-        "{side} was captured by an older version, or ran on after its last recorded step: what that"
-        " step left behind was not looked at"
+        "{side} ran on after its last recorded step: what that step left behind was not looked at"
     ),
-    OneSideWhy.NO_UPDATE: "{side} has gradients only where an optimizer steps: an older version, or"
-    " several ranks",
+    OneSideWhy.NO_UPDATE: "{side} has gradients only where an optimizer steps, as of several ranks",
     OneSideWhy.FLAT_PARAMETERS: (
         "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
     ),
@@ -313,7 +310,7 @@ _NOT_ON_SIDE = {
         "one side has its parameters in flat tensors (FSDP1): give use_orig_params=True"
     ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
-    OneSideWhy.CAST: ("{side}'s argument has another type: the call writes into a cast copy of it"),
+    OneSideWhy.CAST: "{side}'s argument has another type: the call writes into a cast copy of it",
     OneSideWhy.HELD_SAME: "{side} held the same before its first step",
     OneSideWhy.HELD_OTHER: "{side} held another tensor there before its first step",
     OneSideWhy.KEPT_NOTHING: "only {other} keeps a tensor in this attribute",
