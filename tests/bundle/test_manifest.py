@@ -112,20 +112,17 @@ def test_other_json_is_no_manifest(tmp_path: Path, content: str) -> None:
     )
 
 
-@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 0, -1, "1", None, [], 1e300, 1.0, True])
+@pytest.mark.parametrize(
+    "version", [FORMAT_VERSION + 1, FORMAT_VERSION - 1, 0, "1", None, [], 1e300, 1.0, True]
+)
 def test_another_format_version_is_refused_with_both_named(tmp_path: Path, version: object) -> None:
     message = error_of(written(tmp_path, format_version=version, accucompare="9.9.9"))
     assert (
         message
         == f"DIR/manifest.json: bundle format version {str(version)[:20]}, but this accucompare"
-        f" {ac.__version__} reads version {FORMAT_VERSION} and older; install the accucompare"
-        " that wrote it (9.9.9) or a newer one"
+        f" {ac.__version__} reads version {FORMAT_VERSION}; install the accucompare that wrote it"
+        " (9.9.9) or a newer one, or capture again"
     )
-
-
-@pytest.mark.parametrize("version", range(1, FORMAT_VERSION + 1))
-def test_every_format_up_to_the_newest_is_read(tmp_path: Path, version: int) -> None:
-    assert Manifest.read(written(tmp_path, format_version=version)).format_version == version
 
 
 ENTRY = {"dtype": "float32", "shape": [1], "digests": {}}
