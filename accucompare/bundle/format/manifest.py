@@ -28,8 +28,8 @@ from accucompare.text import first_few
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
-#: The format that this version writes and reads. Older ones lack what an all-clear rests on, such as
-#: what calls write into buffers.
+#: The format that this version writes and reads. Older ones lack what an all-clear rests on, such
+#: as what calls write into buffers.
 FORMAT_VERSION = 5
 _SIZE_LIMIT = 64 << 20  # a manifest has a few lines per parameter; a longer file is no manifest
 _MOST_RANKS = 100_000
@@ -407,8 +407,8 @@ class Manifest:
             writer = str(content.get("accucompare", "unknown"))[:20]
             raise BundleError(
                 f"{path}: bundle format version {str(version)[:20]}, but this accucompare"
-                f" {__version__} reads version {FORMAT_VERSION}; install the accucompare that wrote it"
-                f" ({writer}) or a newer one, or capture again"
+                f" {__version__} reads version {FORMAT_VERSION}; install the accucompare that wrote"
+                f" it ({writer}) or a newer one, or capture again"
             )
         if not _is_as_written(raw, content):
             raise BundleError(f"{path}: is corrupt (its digest does not match); capture it again")
