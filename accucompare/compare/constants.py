@@ -162,7 +162,8 @@ NEAR = 0.5
 # -- where errors come from
 
 #: A later error of a fed call's own code, or of its backward, is another one if it is this many
-#: times as far over its limit as the earlier one.
+#: times as far over its limit as the earlier one; scores that led to golden's choice may be this
+#: many times as far off as others.
 MUCH_FURTHER = 8.0
 
 #: Times a value's limit that a free-running gradient may be off: it carries the rounding of the

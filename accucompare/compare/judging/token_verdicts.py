@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Key, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare import remarks
+from accucompare.compare.constants import MUCH_FURTHER
 from accucompare.compare.judging.after_choices import excuse_later
 from accucompare.compare.limits import EXACT, why_not
 from accucompare.compare.remarks import PairRemark
@@ -72,13 +73,14 @@ def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
 
 def _with_use(outcome: PairOutcome, scores: Scores, ceiling: float) -> PairOutcome:
     """The outcome of scores that are only compared with a number, or led to golden's choice: they
-    may be off as far relative to that number, or by as much as rounding ever is."""
+    may be off as far relative to that number, or by more, but not by what a fault makes."""
     verdict, metrics = outcome.verdict, outcome.metrics
     if metrics is None or metrics.nonfinite_mismatch or not 0.0 < metrics.rel_l2 < math.inf:
         return outcome
     if verdict.status is not Status.FAIL and not verdict.beyond:
         return outcome
-    limit = ceiling if scores.same else min(verdict.rel_l2_limit or 0.0, ceiling)
+    own_limit = verdict.rel_l2_limit or 0.0
+    limit = min(MUCH_FURTHER * own_limit if scores.same else own_limit, ceiling)
     own = metrics.rmse / metrics.rel_l2 if scores.same else 0.0
     most = limit * max(scores.number, own)
     if metrics.rmse > most:
