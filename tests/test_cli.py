@@ -480,3 +480,9 @@ def test_help_explains_the_words_that_it_and_the_answers_use(
 ) -> None:
     done = CliRunner().invoke(commands, [command, "--help"])
     assert explanation in " ".join(done.output.split())
+
+
+def test_force_without_a_golden_is_refused(cli: Run) -> None:
+    done = cli("capture", "case.py", "--force")
+    assert done.returncode == 2
+    assert "--force: feeds even from a golden with other weights, and none is named" in done.stderr

@@ -4,6 +4,7 @@ baseline has others too.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -266,3 +267,32 @@ def test_another_number_of_a_solver_s_steps_in_bfloat16_is_no_bug_and_a_fault_is
     assert (clean.answer, clean.passed, bool(clean.trouble)) == (Answer.NOT_SURE, False, True)
     bad = located(tmp_path / "bad", Solver, x, 2, True, 1.2, "f.2")
     assert (bad.answer, bad.culprits[0].name) == (Answer.BUG, "f.2")
+
+
+class _Chosen(nn.Module):
+    """A sum over the two highest of eight scores, which are scaled."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.gate, self.factor = nn.Linear(32, 8), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores, _ = (self.gate(x) * self.factor).topk(2, -1)
+        return x + scores.softmax(-1)[..., :1]
+
+
+@pytest.mark.parametrize(("factor", "sound"), [(1.0, True), (1.05, False)])
+def test_scores_that_lead_to_goldens_choice_may_still_be_wrong(
+    tmp_path: Path, factor: float, sound: bool
+) -> None:
+    torch.manual_seed(0)
+    right, x = _Chosen(1.0).bfloat16(), torch.randn(64, 32).bfloat16()
+    other = copy.deepcopy(right)
+    other.factor = factor
+    for name, model in (("golden", right.float()), ("fed", other), ("baseline", None)):
+        model = copy.deepcopy(right).bfloat16() if model is None else model
+        feed = None if name == "golden" else ac.FedWith(tmp_path / "golden", force=True)
+        with ac.capture(model, tmp_path / name, feed=feed), torch.no_grad():
+            model(x.to(model.gate.weight.dtype))
+    found = ac.diff(tmp_path / "golden", tmp_path / "fed", baseline=tmp_path / "baseline")
+    assert (found.passed, found.answer.value == "bug") == (sound, not sound)

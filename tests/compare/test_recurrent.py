@@ -168,3 +168,26 @@ def test_a_devices_own_kernel_is_rounding_in_float32_and_a_cpus_is_not(
         )
     found = ac.diff(tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline")
     assert found.passed is (device == "cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_devices_fused_adam_rounds_its_decay_and_a_cpus_does_not(
+    tmp_path: Path, device: str
+) -> None:
+    """An update of biases of 0 that is 1e-5 off, as CUDA's, which computes 1 - beta2 in float32."""
+    update = np.random.default_rng(0).standard_normal(4096)
+    for name, dtype, off in (
+        ("golden", "float32", 1.0),
+        ("candidate", "float32", 1.0 + 1e-5),
+        ("baseline", "float64", 1.0),
+    ):
+        write(
+            tmp_path / name,
+            [
+                item("fc", np.zeros(4096), dtype, role="param_before", path="bias", parent=None),
+                item("fc", update * off, dtype, role="param_update", path="bias", parent=None),
+            ],
+            environment={"device": {"type": device if name == "candidate" else "cpu"}},
+        )
+    found = ac.diff(tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline")
+    assert [row.status.value for row in found.rows][1:] == ["pass" if device == "cuda" else "fail"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accucompare.devices import DeviceName, backend, open_device
+from accucompare.devices import DeviceName, backend, open_device, opening
 from accucompare.errors import DeviceError, UsageError
 from tests.conftest import Run
 
@@ -44,6 +46,24 @@ def test_names_that_are_none_are_refused(text: str) -> None:
 
 def test_the_cpu_is_always_there() -> None:
     assert open_device(DeviceName("cpu")) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_garbage_is_searched_for_again_once_torch_is_there_or_missing(
+    monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    def imported(name: str) -> object:
+        assert not gc.isenabled()
+        if missing:
+            raise ImportError("no torch", name=name)
+        return torch
+
+    backend("cpu")  # has been imported
+    monkeypatch.setattr(opening, "sys", SimpleNamespace(modules={}, stdout=sys.stdout))
+    monkeypatch.setattr(opening, "importlib", SimpleNamespace(import_module=imported))
+    with pytest.raises(DeviceError) if missing else contextlib.nullcontext():
+        open_device(DeviceName("cpu"))
+    assert gc.isenabled()
 
 
 def test_a_device_of_another_type_is_described_without_asking_it() -> None:
