@@ -278,7 +278,8 @@ class _Chosen(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores, _ = (self.gate(x) * self.factor).topk(2, -1)
-        return x + scores.softmax(-1)[..., :1]
+        chosen: torch.Tensor = x + scores.softmax(-1)[..., :1]
+        return chosen
 
 
 @pytest.mark.parametrize(("factor", "sound"), [(1.0, True), (1.05, False)])
@@ -289,8 +290,8 @@ def test_scores_that_lead_to_goldens_choice_may_still_be_wrong(
     right, x = _Chosen(1.0).bfloat16(), torch.randn(64, 32).bfloat16()
     other = copy.deepcopy(right)
     other.factor = factor
-    for name, model in (("golden", right.float()), ("fed", other), ("baseline", None)):
-        model = copy.deepcopy(right).bfloat16() if model is None else model
+    sides = {"golden": copy.deepcopy(right).float(), "fed": other, "baseline": right}
+    for name, model in sides.items():
         feed = None if name == "golden" else ac.FedWith(tmp_path / "golden", force=True)
         with ac.capture(model, tmp_path / name, feed=feed), torch.no_grad():
             model(x.to(model.gate.weight.dtype))
